@@ -18,6 +18,7 @@ sys.path.append(str(Path(__file__).parent / "parity"))
 import trl_ppo_loop as loop
 from cases import cases
 from texts import parts
+from toys import letters, lm
 from trl_compat.models import tiny, tokenizer
 
 import operant.compat.trl as trl
@@ -163,6 +164,7 @@ def test_a_mistake_is_answered_with_its_remedy(make, what, folder):
     ({"scores": (1.0, 2.0)}, "scores must be a list of tensors"),
     ({"responses": [torch.tensor([], dtype=torch.long)] * 2}, "reply 0 has an empty"),
     ({"scores": [torch.ones(3)] * 2}, r"one number, not of shape \(3,\)"),
+    ({"response_masks": [torch.ones(2)] * 2}, "response_masks: give one for each response"),
 )
 def test_a_step_checks_what_it_is_given(change, what, folder):
     trainer = trl.PPOTrainer(trl.PPOConfig(batch_size=2, mini_batch_size=1), causal(folder), None, ready(folder))
@@ -173,6 +175,25 @@ def test_a_step_checks_what_it_is_given(change, what, folder):
     with pytest.raises(OperantError, match=what):
         trainer.step(**given | change)
     assert all(torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before))
+
+
+@cases("</s>", None)
+def test_the_first_token_of_a_decoder_is_not_drawn(end):
+    """That of BART is its end token; a tokenizer may have none."""
+    model, made = trl.AutoModelForSeq2SeqLMWithValueHead.from_pretrained(lm("bart", 40)), letters()
+    made.eos_token = end
+    trainer = trl.PPOTrainer(trl.PPOConfig(batch_size=1, mini_batch_size=1), model, None, made)
+    query, drawn = torch.tensor([5, 6]), {"max_new_tokens": 6, "do_sample": False}
+    [alone] = trainer.generate(query, **drawn).tolist()
+    assert trainer.generate([query], **drawn)[0].tolist() == alone
+    env = TextEnvironment(model, made, generation_kwargs=drawn)
+    env.call_token = made.decode(alone[1])
+    assert env._generate_batched([query])[0].tolist() == alone[:2]
+    queries, replies = [query, query[:1]], [torch.tensor([2, 7, 8, 9]), torch.tensor([2, 7, 8])]
+    for made.padding_side in ("left", "right"):
+        given = trainer.prepare_model_inputs(queries, replies)
+        *_, mask = trainer.batched_forward_pass(trainer.model, queries, replies, given)
+        assert given["decoder_input_ids"][:, 1:][mask.bool()].tolist() == [8, 9, 8]  # wherever rows are padded
 
 
 def test_shared_layers_are_the_same_tensors(folder):
@@ -240,6 +261,7 @@ def test_a_text_environment_calls_tools_and_masks_answers(folder, monkeypatch):
     tools = {"add": lambda text: str(sum(map(int, text.split("+")))), "bad": lambda text: 1 / 0}
     rewards = lambda texts, bonus: [float("4" in text) + bonus for text in texts]  # noqa: E731
     env = TextEnvironment(causal(folder), made, tools, rewards, "Do: ", max_turns=2)
+    made.eos_token = None
     script = {"2+2": ["<request><add>2+2<call>", "4<submit>"], "none": ["<request><bad>x<call>", "no call"]}
 
     def answer(histories: list[TextHistory]) -> list[TextHistory]:
@@ -266,6 +288,10 @@ def test_a_text_environment_ends_a_segment_at_its_call(folder):
     drawn = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     env = TextEnvironment(causal(folder), made, generation_kwargs=drawn)
     (whole,) = env._generate_batched([torch.tensor([5, 6])])
+    made.eos_token_id = int(whole[2])
+    (cut,) = env._generate_batched([torch.tensor([5, 6])])
+    assert cut.tolist() == whole[: whole.tolist().index(whole[2]) + 1].tolist()  # and not what pads it behind its end
+    made.eos_token = None
     env.call_token = made.decode(whole[:3])[-1:] or "x"
     (cut,) = env._generate_batched([torch.tensor([5, 6])])
     assert env.call_token in made.decode(cut) and env.call_token not in made.decode(cut[:-1])

@@ -75,9 +75,6 @@ class PPODecorators:
             torch.cuda.empty_cache()
 
 
-# --- numbers of tensors -----------------------------------------------------------------------------------------------
-
-
 def logprobs_from_logits(logits: Tensor, labels: Tensor | None, gather: bool = True) -> Tensor:
     """Log-probs [B, T] of `labels` [B, T] under `logits` [B, T, V]; with `gather=False` those of all tokens."""
     table = logits.log_softmax(-1)
@@ -124,9 +121,6 @@ def clip_by_value(x: Tensor, tensor_min: Tensor | float, tensor_max: Tensor | fl
     return x.clamp(torch.as_tensor(tensor_min).to(x), torch.as_tensor(tensor_max).to(x))
 
 
-# --- dictionaries of statistics ---------------------------------------------------------------------------------------
-
-
 def flatten_dict(nested: Mapping[str, object], sep: str = "/") -> dict[str, Any]:
     """{"a": {"b": 1}} -> {"a/b": 1}. Raises: OperantError for a key that contains `sep` already."""
     flat: dict[str, Any] = {}
@@ -165,9 +159,6 @@ def build_bert_batch_from_txt(text_list: Sequence[str], tokenizer: Any, device: 
     """(ids, attention mask) [B, T] of texts for a classifier, padded; the name is older than 0.11."""
     made = tokenizer(list(text_list), padding=True, return_tensors="pt").to(device)
     return made["input_ids"], made["attention_mask"]
-
-
-# --- sampling ---------------------------------------------------------------------------------------------------------
 
 
 def top_k_top_p_filtering(

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from operant.compat.trl.models import PreTrainedModelWrapper
-from operant.compat.trl.trainer import padded_queries
+from operant.compat.trl.trainer import end_of, padded_queries
 from operant.types import OperantError, require
 
 PROMPT, SYSTEM, MODEL, REWARD = (f"black on {colour}" for colour in ("grey85", "cyan3", "deep_sky_blue1", "plum1"))
@@ -210,7 +210,8 @@ class TextEnvironment:
         if self.max_length is not None and len(self._ids(history.text)) > self.max_length:
             return True, True
         called = self.request_token in last and self.call_token in last
-        over = self.tokenizer.eos_token in history.text or self.submit_token in last
+        ended = bool(self.tokenizer.eos_token) and self.tokenizer.eos_token in history.text
+        over = ended or self.submit_token in last
         return False, over or (model_turn and not called)
 
     def _generate_batched(
@@ -226,5 +227,7 @@ class TextEnvironment:
             options = self.generation_kwargs | {"stopping_criteria": StoppingCriteriaList([stop])}
             width = 0 if self.is_encoder_decoder else padded["input_ids"].shape[1]
             drawn = self.model.generate(**padded, **options)
-            outputs += [row[width : width + count] for row, count in zip(drawn, stop.generated_tokens)]
+            for row, count in zip(drawn, stop.generated_tokens):
+                reply = row[width : width + count + self.is_encoder_decoder]  # whose first token was not drawn
+                outputs.append(reply[: end_of(reply, self.tokenizer, width, self.generation_kwargs)])
         return outputs

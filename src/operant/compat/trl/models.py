@@ -95,8 +95,6 @@ class PreTrainedModelWrapper(nn.Module):
         if score_module is not None:
             self.score = score_module
 
-    # --- loading and saving -------------------------------------------------------------------------------------------
-
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
         """Load a name, a folder (also one of peft's), or take a model that is loaded already.
@@ -220,8 +218,6 @@ class PreTrainedModelWrapper(nn.Module):
             return self.pretrained_model.push_to_hub(*args, **kwargs)
         finally:
             del self.pretrained_model.v_head
-
-    # --- using --------------------------------------------------------------------------------------------------------
 
     def forward(
         self,

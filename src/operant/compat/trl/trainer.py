@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -292,8 +292,7 @@ class PPOTrainer:
             several = len(drawn) // len(batch)  # num_return_sequences
             for query, row in zip((query for query in batch for _ in range(several)), drawn, strict=True):
                 opening, reply = row[max(width - len(query), 0) : width], row[width:]
-                ends = (reply == self.tokenizer.eos_token_id).nonzero() if remove_padding else reply[:0]
-                reply = reply[: int(ends[0, 0]) + 1] if len(ends) else reply
+                reply = reply[: end_of(reply, self.tokenizer, width, generation_kwargs)] if remove_padding else reply
                 outputs.append(torch.cat([opening, reply]) if return_prompt else reply)
         return outputs
 
@@ -317,6 +316,9 @@ class PPOTrainer:
             require(len(query) and len(response), f"reply {i} has an empty query or response: each needs a token")
         if shapes := [tuple(score.shape) for score in scores if score.dim() > 1 or score.numel() != 1]:
             raise OperantError(f"a score must be a tensor with one number, not of shape {shapes[0]}")
+        wanted = [len(response) for response in responses]
+        fits = masks is None or [len(mask) for mask in masks] == wanted
+        require(fits, "response_masks: give one for each response, with an entry for each of its tokens")
         moved = [[x.to(self.current_device) for x in given] for given in (queries, responses, scores)]
         at = None if masks is None else [mask.to(self.current_device) for mask in masks]
         return moved[0], moved[1], [score.squeeze() for score in moved[2]], at
@@ -463,7 +465,7 @@ class PPOTrainer:
         for row, (query, response) in enumerate(zip(queries, responses)):
             # A decoder's first token is given to it, and the last one of its row counts for TRL as the end.
             skip = 1 if self.is_encoder_decoder else 0
-            start = skip if self.is_encoder_decoder else len(query) - 1 + int(real[row].long().argmax())
+            start = (skip or len(query) - 1) + int(real[row].long().argmax())
             length = len(response) - 2 * skip
             own = 1 if response_masks is None else response_masks[row][2 * skip : 2 * skip + length].to(masks)
             masks[row, start : start + length] = own
@@ -650,6 +652,15 @@ class PPOTrainer:
 def _spread(x: Tensor) -> Tensor:
     """The unbiased standard deviation; NaN for one number, without torch's warning."""
     return x.std() if len(x) > 1 else torch.full((), math.nan)
+
+
+def end_of(reply: Tensor, tokenizer: Any, width: int, generation_kwargs: Mapping[str, Any]) -> int:
+    """Length of a reply [T] with its first end token. `width`: tokens of its query, 0 for an encoder-decoder, whose
+    replies begin with a given token, which is the end token in BART."""
+    given, either = int(not width), (generation_kwargs.get("eos_token_id"), tokenizer.eos_token_id)
+    stops = [stop for some in either if some is not None for stop in ([some] if isinstance(some, int) else some)]
+    ended = torch.isin(reply[given:], torch.as_tensor(stops).to(reply))
+    return given + int(ended.nonzero()[0, 0]) + 1 if ended.any() else len(reply)
 
 
 def padded_queries(
