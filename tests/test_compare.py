@@ -5,6 +5,8 @@ import json
 import re
 import statistics
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from cases import cases
@@ -203,7 +205,7 @@ def test_a_part_of_a_mixed_comparison_is_named_by_what_it_has(tmp_path):
     for name, given in enumerate(worlds):
         run(tmp_path / str(name), after=(3.0, 1.0), replies=["a"], **{"reward": None} | given)
     titles = {reward["name"] for reward in comparison(sorted(tmp_path.iterdir()))["rewards"]}
-    assert titles == {"letters:e", "2", "rooms", "no reward and no env.win and no env"}
+    assert titles == {"letters:e", "env.win 2", "rooms", "no reward and no env.win and no env"}
 
 
 @pytest.mark.parametrize(("tasks", "parts"), [("a.jsonl", 1), ("b.jsonl", 2)])
@@ -270,12 +272,15 @@ def test_the_newest_probes_are_shown_side_by_side(tmp_path):
     for coef, (name, word) in enumerate((("a", "one"), ("b", "two"))):
         run(tmp_path / name, coef=coef)
         probes(tmp_path / name, "step-00000.parquet", {"x": "old", "y": "old"})
-        probes(tmp_path / name, "step-00010.parquet", {"y": f"{word} y", "x": f"{word} x"})
+        turns = [("y", "y", f"{word} y", 0.5), ("x", "x", "a first turn", None), ("x", "x", f"{word} x", 0.5)]
+        turns += [("z", f"z of {name}", "z", 0.5)]  # a name that two files have given
+        rows = [{"task": t, "query": f"query {q}", "reply": r, "reward": s, "rollout": 0} for t, q, r, s in turns]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / name / "probes/step-00010.parquet")
     probes(tmp_path / "b", "reference.parquet", {"x": "ref x", "y": "ref y"})
     replies = comparison([tmp_path / "a", tmp_path / "b"])["replies"]
-    place = replies["queries"].index("query x")
-    assert [column["answers"][place] for column in replies["columns"]] == [["one x", 0.5], ["two x", 0.5]]
-    assert replies["reference"][place] == ["ref x", 0.5] and replies["reference_label"] == "the reference"
+    assert replies["queries"] == ["query y", "query x"]
+    assert [column["answers"][1] for column in replies["columns"]] == [["one x", 0.5], ["two x", 0.5]]
+    assert replies["reference"][1] == ["ref x", 0.5] and replies["reference_label"] == "the reference"
     (tmp_path / "a/probes/step-00011.parquet").write_bytes(b"PAR1 and then the disk was full")
     assert comparison([tmp_path / "a"])["replies"]["queries"] == []
 
@@ -299,8 +304,11 @@ def test_held_out_results_on_other_prompts_are_not_compared(one, other, same, tm
 def test_an_order_of_pairs_is_no_reward(tmp_path):
     run(tmp_path / "dpo", coef=0.3)
     write_rows(tmp_path / "dpo/metrics.jsonl", [{"step": i, "preference/accuracy": 0.7} for i in (1, 2)])
-    found = comparison([run(tmp_path / "ppo"), tmp_path / "dpo"])["rewards"]
-    assert [reward["name"] for reward in found] == ["reward", "share of pairs in the right order"]
+    (tmp_path / "dpo/evaluation.json").write_text('{"before": {"loss": 3.0}, "after": {"loss": 2.0}}')
+    found = comparison([run(tmp_path / "ppo"), tmp_path / "dpo"])
+    assert [reward["name"] for reward in found["rewards"]] == ["reward", "share of pairs in the right order"]
+    ((loss,),) = (chart["lines"] for chart in found["curves"] if chart["name"] == "evaluate/loss")
+    assert (loss["steps"], loss["mean"]) == ([0, 2], [3.0, 2.0])
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

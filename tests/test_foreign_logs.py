@@ -174,6 +174,10 @@ def test_a_broken_log_is_a_sentence(name, data, why, tmp_path, capsys):
     with pytest.raises(OperantError, match=why) as raised:
         audit_log(tmp_path / name)
     assert name in str(raised.value)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "config.yaml").touch()
+    with pytest.raises(OperantError, match="new has logged no step yet"):
+        audit_log(tmp_path / "new")
     assert main(["diagnose", str(tmp_path / name)]) != 0 and "Traceback" not in capsys.readouterr().err
 
 

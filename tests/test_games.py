@@ -107,6 +107,10 @@ def test_the_page_embeds_games_of_the_first_and_the_last_step(folder, tmp_path):
     small = games.embedded(folder, budget=20_000)
     assert len(json.dumps(small["groups"])) < 25_000 and len(small["groups"]) >= 2
     assert games.embedded(tmp_path) is None
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts/step-00001.parquet").symlink_to(folder / "rollouts/step-00012.parquet")
+    (tmp_path / "rollouts/step-00002.parquet").write_bytes(b"PAR1 and then the disk was full")
+    assert [group["label"] for group in games.embedded(tmp_path)["groups"]] == ["step 1"]
     game = record(["kitchen", "hall"] * 150)
     game["turns"][0]["state"] = "x" * 5000
     short = games.shortened(game)

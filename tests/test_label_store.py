@@ -18,7 +18,7 @@ from texts import mistyped
 
 from operant.data.replies import labelled_task
 from operant.tools.cli import main
-from operant.tools.labels.agreement import agreement, alpha
+from operant.tools.labels.agreement import agreeing, agreement, alpha
 from operant.tools.labels.export import rows
 from operant.tools.labels.items import Item, checked_answer, items_of, ordered_pairs, read_items
 from operant.tools.labels.server import FOLDER, LabelServer
@@ -173,7 +173,7 @@ def test_the_kind_of_labels_that_are_there_stays(store):
     store.add_items(items(1))
     Store(store.path, kind="rank").close()
     store.add_label("i0", "anna", {"ranks": [1, 2, 3]})
-    with pytest.raises(OperantError, match="holds 1 labels of kind rank, so --kind good needs another"):
+    with pytest.raises(OperantError, match="holds 1 label of kind rank, so kind good needs another file"):
         Store(store.path, kind="good")
     with pytest.raises(OperantError, match="has one reply, and --kind rank needs two"):
         store.add_items(items(1, ("a",)))
@@ -206,7 +206,7 @@ def test_ctrl_c_ends_with_a_sentence(tmp_path):
         output = process.stdout.read()
         assert process.wait(60) == 0
     assert output.splitlines()[-1] == (
-        f"1 labels by 1 labeller are in {tmp_path}/replies.labels.sqlite; export them with: "
+        f"1 label by 1 labeller in {tmp_path}/replies.labels.sqlite; export with: "
         f"operant label {tmp_path}/replies.labels.sqlite --export labels.jsonl"
     )
 
@@ -250,7 +250,7 @@ def test_contradictions_are_told_and_are_no_error(tmp_path, capsys):
         store.add_items(read_items(path))
     assert main(["label", str(path), "--agreement"]) == 0
     output = capsys.readouterr().out
-    assert "1 prompts whose majorities go in a circle" in output and "1 pairs of replies that one labeller" in output
+    assert "1 prompt whose majorities go in a circle" in output and "1 pair of replies that one labeller" in output
     assert "undefined: no item has labels of two labellers" in output
     assert output.splitlines()[-1].split()[:2] == ["import", "5"]
 
@@ -264,6 +264,8 @@ def test_agreement_of_labellers(store):
     expected = alpha([[0, 0], [1, 1], [2, 2], [0, 1]])
     assert sentences[1] == f"Krippendorff's alpha (nominal): {expected:.3f}"
     assert anna["same as others"] == ben["same as others"] == "3 of 4 (75%)" and anna["seconds"] == "10"
+    assert agreeing({"good": [True, False]}, {"ratings": [5, 1]}, "good", 2) == (1, 1)  # an order, and no marks
+    assert agreeing({"good": [True, True]}, {"best": 0}, "good", 2) == (0, 0)
 
 
 # --- exports ----------------------------------------------------------------------------------------------------------

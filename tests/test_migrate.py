@@ -175,8 +175,13 @@ def test_what_a_yaml_of_rl4lms_says_of_sampling_and_bounds_is_kept():
     resolve(config_schema("nlpo", named_in(recipe)), recipe)
     del given["alg"]["args"]["n_epochs"]
     given["alg"]["args"]["normalize_advantage"] = given["env"]["args"]["terminate_on_eos"] = False
+    given["alg"]["policy"]["args"]["generation_kwargs"]["do_sample"] = False
     new = migrated(yaml.safe_dump(given), Path("a.yml"))
-    assert "alg.args normalize_advantage: not converted" in new and "env.args terminate_on_eos: not" in new
+    assert (
+        "# operant: do_sample=false, " in new
+        and "alg.args normalize_advantage: not converted" in new
+        and "env.args terminate_on_eos: not" in new
+    )
     assert yaml.safe_load(new)["update.epochs"] == 10
 
 
@@ -210,6 +215,7 @@ def test_the_command_prints_and_writes_only_when_asked(tmp_path, capsys, monkeyp
     ("a.py", "import torch\n", "a.py imports neither TRL (trl) nor trlX (trlx): there is nothing to move"),
     ("a.yml", "kl: 1\n", "is no configuration of RL4LMs"),
     ("a.yml", "kl: [1\n", "cannot be read as YAML"),
+    ("a.yml", "kl: {a: 1}\n'kl': {b: 2}\n", "a.yml cannot be read as YAML: 'kl' is written twice; correct"),
     ("a.yml", "alg: {id: ppo, args: {n_steps: many}}\ndatapool: {id: imdb}\n", "a value of another kind"),
 )
 def test_wrong_input_is_a_sentence(name, text, sentence, tmp_path, capsys, monkeypatch):

@@ -85,7 +85,9 @@ def test_the_fewest_gpus_are_those_that_it_fits_on(planned, kind):
 
 def test_the_command_plans_from_a_config_alone(config_file, capsys):
     command = ["doctor", "--plan", "--gpus", "4", "--gpu", "l4", "--policy", str(config_file)]
-    assert main([*command, "--prompt-tokens", "20", "--max-tokens", "6", "--tasks", "of-another-length.txt"]) == 0
+    assert (
+        main([*command, "--prompt-tokens", "20", "--max-tokens", "6", "--tasks", "a.txt", "--form", "summarize"]) == 0
+    )
     printed = capsys.readouterr().out
     assert "4 x L4 24 GB; prompts of up to 20 tokens, replies of 6; 16 replies a rank and step" in printed
     assert [line.split()[-5:] for line in printed.splitlines() if "fits in 90%" in line] == [["yes"] * 5]
@@ -97,6 +99,7 @@ def test_the_command_plans_from_a_config_alone(config_file, capsys):
         (["--gpu", "l4", "--parallel", "fsdp", "--offload", "nvme"], "learner.offload='nvme': it must be none, "),
         (["--gpu", "l4", "--offload", "both"], "learner.offload=both with learner.parallel=ddp"),
         (["--gpu", "l4", "--prompt-tokens", "4000"], "does not fit into the model's context of"),
+        (["--gpu", "l4", "--prompt-tokens", "8", "--algorithm", "sft"], "plan it with its rows, --tasks FILE"),
     ):
         assert main([*command[:2], *words, *command[6:]]) == 2
         assert why in capsys.readouterr().err

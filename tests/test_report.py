@@ -198,14 +198,15 @@ def test_the_data_has_numbers_probes_and_distributions(run):
     assert html_pages.as_json(data)
 
 
-def test_the_curve_of_the_probes_starts_with_their_score_before_training(tmp_path):
+@cases((3, 2), (1, 1))
+def test_the_curve_of_the_probes_starts_with_their_score_before_training(steps, probed, tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
-    for step in (1, 2, 3):
-        folder.log(step, {"reward/mean": 1.0} | ({"probe/reward": 0.7} if step == 2 else {}))
+    for step in range(1, steps + 1):
+        folder.log(step, {"reward/mean": 1.0} | ({"probe/reward": 0.7} if step == probed else {}))
     folder.probes(0, [row(0, reward=0.0002), row(1, reward=0.0004), row(2, reward=None)])
-    folder.probes(2, [row(0, reward=0.0003), row(1, reward=0.0005), row(2)])
+    folder.probes(probed, [row(0, reward=0.0003), row(1, reward=0.0005), row(2)])
     data = run_report.page_data(folder.path)
-    assert data["curves"]["values"]["probe/reward"] == {"steps": [0, 2], "values": [0.0003, 0.7]}
+    assert data["curves"]["values"]["probe/reward"] == {"steps": [0, probed], "values": [0.0003, 0.7]}
     assert data["samples"]["before"] == "policy, step 0"  # a run without a reference
     assert (data["samples"]["of"], data["samples"]["better"]) == (2, 2)
     folder.close()
@@ -554,7 +555,7 @@ def test_nan_leaves_a_gap_in_a_curve_and_a_step_without_the_metric_does_not(brow
     steps = []
     for step in range(1, 12):
         old = {"rollout/staleness": 1.0, "rollout/staleness_max": 1.0, "rollout/carried": step - 1.0}
-        values = {"policy/entropy": None if step == 6 else 1.0 + step, "update/grad_norm": 2.0}
+        values = {"policy/entropy": None if step == 6 else 1.0 + step, "update/grad_norm": 2.0, "evaluate/own": None}
         values |= {} if step == 6 else {"update/grad_norm_clipped": 1.0}
         steps.append(old | values | {"policy/approx_kl": None if step in (5, 7) else 0.01 * step})
     columns = """(id) => {
@@ -616,6 +617,15 @@ def test_the_live_page_is_updated_in_place(browser, tmp_path, soon):
         assert "step 13" in page.locator("#chart-reward-mean .readout").inner_text()
         assert page.evaluate("document.querySelector('#chart-reward-mean canvas').mine")  # not replaced
         assert page.locator(".zoomed").is_visible()
+        assert (
+            page.evaluate("""async () => {
+            const spec = (most) => ({ stacked: true, most, series: [{ label: "a", x: [1, 2], values: [1, 9] }] });
+            const chart = Charts.line(document.body.appendChild(document.createElement("figure")), spec(2));
+            await new Promise((done) => requestAnimationFrame(done, chart.update(spec())));
+            return chart.uplot.scales.y.max;
+        }""")
+            == 9
+        )  # and not where the first data were cut off
         page.evaluate("[window.served, window.fetch] = [fetch, () => Promise.reject()]")
         page.locator(".status", has_text="· the server does not answer").wait_for()
         page.evaluate("void (window.fetch = served)")

@@ -23,7 +23,7 @@ from operant.storage import old_names
 from operant.tools.cli import main
 from operant.tools.report.runs import expand, grouped, read_runs, swept
 from operant.tools.sweep import ProgressPrinter, SweepOptions, sweep
-from operant.tools.sweep.grid import LONGEST, Axis, Point, Range, divide, draw, grid, split
+from operant.tools.sweep.grid import LONGEST, Axis, Point, Range, canonical, divide, draw, grid, split
 from operant.tools.sweep.processes import Exit, RunCommand, environment
 from operant.tools.sweep.state import make_plan, progress, remember
 
@@ -55,6 +55,7 @@ def test_values_with_commas_stand_in_brackets():
     assert fixed == {"optimizer.betas": "0.9,0.95"} and len(axes) == 1, "an option that is a tuple is no axis by itself"
     more = {"data.template": "[INST] {text} [/INST]"}
     assert divide({"seed": "1,2"} | more, "letters")[1] == more, "no brackets around the value"
+    assert canonical("s", "[[END],[/INST]]", tuple[str, ...]) == "[END],[/INST]"
     for more in ({"reward": "{letters:e: 1, length:5: 0.5}"}, {"preset": "sdpo", "teacher.rate": "0.1"}):
         assert [axis.name for axis in divide({"seed": "1,2"} | more, "letters")[0]] == ["learner.seed"]
 
@@ -115,9 +116,11 @@ def test_a_sweep_may_grow_but_not_change(tmp_path):
     recorded = yaml.safe_load((folder / "sweep.yaml").read_text(encoding="utf-8"))
     assert recorded["recipe"] == "letters" and recorded["fixed"]["steps"] == 3
     assert "learner.seed" not in recorded["fixed"]
+    write_run(folder / "kl.coef=0", steps=3, learner={"seed": 0})
     assert recorded["axes"] == {"kl.coef": ["0", "0.1", "2"], "learner.seed": ["1", "2"]}
     for given, printed in (
         ({"kl.coef": "0,0.1", "steps": "4"}, "steps 3, now 4"),
+        ({"kl.coef": "0,0.1", "steps": "3", "seed": "5"}, "learner.seed 0, now 5"),
         ({"kl.coef": "0,0.1", "steps": "3", "max_tokens": "7"}, "sampling.max_tokens 20, now 7"),
     ):
         with pytest.raises(OperantError, match=printed):

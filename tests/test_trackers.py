@@ -12,6 +12,7 @@ import threading
 
 import psutil
 import pytest
+from cases import cases, slow
 from processes import until
 from small_runs import count_a, same, told
 from toys import letters, lm
@@ -210,15 +211,15 @@ def test_wandb_keeps_a_run_offline_without_an_api_key(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.slow
-def test_wandb_goes_offline_if_the_server_does_not_answer(tmp_path, monkeypatch, listener, capfd):
+@cases(("offline", "is offline", 2), ("disabled", "is disabled", 0), slow("online", "no answer from W&B", 2))
+def test_wandb_keeps_a_run_here_if_it_must(mode, said, written, tmp_path, monkeypatch, listener, capfd):
     address, connections = listener
-    monkeypatch.setenv("WANDB_BASE_URL", address)
-    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    for name, value in {"BASE_URL": address, "API_KEY": "a" * 40, "MODE": mode}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
     monkeypatch.setattr("operant.trackers.wandb.INIT_SECONDS", 1.0)
     alive, messages = drive(tmp_path, ["wandb"], [1, 2])
-    assert connections and len(alive) == 1 and "no answer from W&B" in messages[0] and len(messages) == 1
-    assert [row["_step"] for row in history(tmp_path, 2)[1]] == [1, 2]
+    assert len(alive) == len(messages) == 1 and said in messages[0] and bool(connections) == (mode == "online")
+    assert [row["_step"] for row in history(tmp_path, written)[1]] == [1, 2][:written]
     assert capfd.readouterr() == ("", "")
 
 
@@ -321,13 +322,3 @@ def test_trackers_change_no_number_and_print_nothing(tmp_path, capfd):
     seen = [e.value for e in events(watched.path).Scalars("kl/per_reply")]
     assert seen == pytest.approx([line["kl/per_reply"] for line in lines], rel=1e-6)
     assert [r["reward/mean"] for r in logs(watched.path)[1] if "reward/mean" in r] == [x["reward/mean"] for x in lines]
-
-
-def test_wandb_offline_makes_no_connection(tmp_path, monkeypatch, listener):
-    address, connections = listener
-    monkeypatch.setenv("WANDB_BASE_URL", address)
-    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    _, messages = drive(tmp_path, ["wandb"], [1, 2])
-    assert len(history(tmp_path, 2)[1]) == 2 and "WANDB_MODE is offline" in messages[0]
-    assert connections == []

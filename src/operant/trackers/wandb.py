@@ -45,7 +45,7 @@ class WandB(ExternalTracker):
             command = f"wandb sync {self._run.settings.sync_dir}"
             self.log_message(f"wandb: {offline_reason}: the run is kept offline, send it with: {command}")
         else:
-            self.log_message(f"wandb: {self._run.url}")
+            self.log_message(f"wandb: {self._run.url or 'WANDB_MODE is disabled, so nothing is written'}")
 
     def write(self, step: int, data: StepData) -> None:
         row: dict[str, Any] = dict(data.scalars)
@@ -147,7 +147,7 @@ class Trackio(WandB):
         """Write the remaining rows; trackio itself gives up after half a minute."""
         if self._run is not None:
             with quiet():
-                self._package.finish()
+                self._run.finish()
             self._raise_if_lost()
 
     def _raise_if_lost(self) -> None:

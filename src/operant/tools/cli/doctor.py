@@ -73,15 +73,18 @@ def print_plan(recipe: str | None, options: Mapping[str, object], many: Mapping[
     from operant.tools.memory_plan import lines, measure, plan
     from operant.tools.memory_plan.ranks import GPUS, KINDS, on_ranks, table
     from operant.training import sharding
-    from operant.types import OperantError, require
+    from operant.types import OperantError, Task, require
 
     if recipe is not None and (Path(recipe) / "config.yaml").is_file():
         recipe = str(Path(recipe) / "config.yaml")
-    if "prompt_tokens" in many or (many and recipe is None and "tasks" not in options):
+    if made := "prompt_tokens" in many or (many and recipe is None and "tasks" not in options):
         tokens = many.get("prompt_tokens", 256)
         require(tokens >= 1, f"prompt-tokens={tokens}: it must be at least 1")
-        options = {"evaluate": None, "reward": len} | dict(options) | {"tasks": [[0] * tokens]}
+        options = {"evaluate": None, "reward": len} | dict(options) | {"tasks": [Task("0", [0] * tokens)]}
     config = configure(options, recipe)
+    given = made and find(config.train.algorithm).rows["with_replies"]
+    why = "it learns from given replies: plan it with its rows, --tasks FILE, and without --prompt-tokens"
+    require(not given, f"algorithm={config.train.algorithm}: {why}")
     own = config.learner["learner"]
     if many or own.parallel == "fsdp":
         sharding.check(find(config.train.algorithm).update, config.learner)

@@ -117,9 +117,6 @@ def _first_task(config: Mapping[str, object]) -> Task | None:
     return None
 
 
-# --- rewards ----------------------------------------------------------------------------------------------------------
-
-
 class Judge:
     """Scores replies by the reward of a run, or by `spec`. Models in it are loaded with the first reply, on the CPU.
 
@@ -164,9 +161,6 @@ class Judge:
         """End the processes of isolated rewards."""
         if self.scorer is not None:
             self.scorer.close()
-
-
-# --- the session ------------------------------------------------------------------------------------------------------
 
 
 @dataclass

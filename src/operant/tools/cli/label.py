@@ -8,6 +8,7 @@ from pathlib import Path
 from operant.net.listening import is_local
 from operant.options import convert
 from operant.tools.cli.arguments import Options, refuse, taken
+from operant.tools.diagnosis.history import counted
 from operant.tools.labels.agreement import agreement, win_rates
 from operant.tools.labels.export import export
 from operant.tools.labels.items import KINDS, read_items
@@ -77,7 +78,8 @@ def serve(path: Path, options: Options) -> int:
         store.add_items(known, gold=True)
         with LabelServer(store, serving) as server:
             counts = store.counts()
-            print(f"{server.url}\n{counts['items']} prompts, {counts['labels']} labels so far, in {database}")
+            so_far = f"{counted(counts['items'], 'prompt')}, {counted(counts['labels'], 'label')} so far"
+            print(f"{server.url}\n{so_far}, in {database}")
             if not is_local(serving.host):
                 print("everyone with this address and token can label; it is not encrypted: use a network you trust")
             print("open the address in a browser; press Ctrl-C to end", flush=True)
@@ -96,6 +98,5 @@ def ending(store: Store) -> str:
     counts = store.counts()
     if not counts["labels"]:
         return f"no labels yet in {store.path}; the same command continues"
-    people = f"{counts['labellers']} labeller{'s' * (counts['labellers'] != 1)}"
-    what = f"{counts['labels']} labels by {people} are in {store.path}"
-    return f"{what}; export them with: operant label {store.path} --export labels.jsonl"
+    what = f"{counted(counts['labels'], 'label')} by {counted(counts['labellers'], 'labeller')} in {store.path}"
+    return f"{what}; export with: operant label {store.path} --export labels.jsonl"

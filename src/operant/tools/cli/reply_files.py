@@ -205,9 +205,6 @@ class ReplyProgress:
             print(f"\r{text}\x1b[K" if self.line else text, end="\n" if last or not self.line else "", file=sys.stderr)
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Asked:
     """What the command line asks for."""
@@ -353,9 +350,10 @@ def finish(rows: Sequence[Mapping[str, Any]], asked: Asked, kept: Kept) -> None:
     if asked.out is None:
         return
     count = sum(len(row["replies"]) for row in rows)
-    print(f"{count:,} replies to {len(rows):,} prompts: {asked.out}")
+    prompts = f"{len(rows):,} prompt{'s' * (len(rows) != 1)}"
+    print(f"{count:,} repl{'y' if count == 1 else 'ies'} to {prompts}: {asked.out}")
     known = [score for row in rows for score in row.get("rewards", ()) if score is not None]
     if known and asked.scorer is not None:
         print(f"mean {shown(asked.scorer.name)[1:-1]} of them: {sum(known) / len(known):.4g}")
     if asked.distinct and (single := sum(len(row["replies"]) == 1 for row in rows)):
-        print(f"{single:,} prompts have one reply only: the others were equal to it")
+        print(f"prompts with one reply only, since the others were equal to it: {single:,}")

@@ -56,6 +56,7 @@ def _file(path: Path) -> Path:
         for pattern in PATTERNS:
             if found := sorted(path.glob(pattern), key=lambda file: file.stat().st_mtime):
                 return found[-1]
+        require(not (path / "config.yaml").is_file(), f"{path} has logged no step yet: wait, or resume that run")
         raise OperantError(f"{path} is a folder without a log: there is none of {LOGS}")
     require(path.is_file(), f"there is no file {path}: give a run folder, or the log of a training")
     return path

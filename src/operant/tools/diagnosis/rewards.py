@@ -128,7 +128,6 @@ def flat(history: History) -> Finding | None:
     return finding("flat", history.step, steps=history.trained_steps, kl=number(kl), **change)
 
 
-# --- worlds of many turns ---------------------------------------------------------------------------------------------
 def outgrown(history: History) -> Finding | None:
     last = history.metrics[-1] if history.metrics else {}
     ended, played = last.get("rollout/outgrown", 0), last.get("rollout/count", 0)

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Any
 
 from operant.data.replies import scores_of
-from operant.tools.diagnosis.history import percent
+from operant.tools.diagnosis.history import counted, percent
 from operant.tools.diagnosis.intervals import wilson
 from operant.tools.labels.items import IMPORT, KINDS, as_text, ordered_pairs, ranks
 from operant.tools.labels.store import Label, Store
@@ -85,12 +85,12 @@ def choice(answer: Mapping[str, object], count: int) -> int | str:
 def agreeing(answer: Mapping[str, object], other: Mapping[str, object], kind: str, count: int) -> tuple[int, int]:
     """In how many comparisons two answers to one item say the same, and how many there are.
 
-    A comparison is the choice (pick), the mark of a reply (good), or any two replies of which both answers put one
-    above the other (rank, rate).
+    A comparison is the choice (pick), the mark of a reply (good, if both have one), or any two replies of which both
+    put one above the other (rank, rate).
     """
     if kind == "pick":
         return int(choice(answer, count) == choice(other, count)), 1
-    if kind == "good":
+    if kind == "good" and "good" in answer and "good" in other:
         marks = [pair for pair in zip(scores_of(answer, count), scores_of(other, count)) if None not in pair]
         return sum(a == b for a, b in marks), len(marks)
     ours, theirs = set(ordered_pairs(answer, count)), set(ordered_pairs(other, count))
@@ -134,13 +134,14 @@ def agreement(store: Store) -> tuple[list[str], list[dict[str, str]]]:
     value = alpha(units(real, kind, counts), LEVELS[kind])
     why = "all labels are the same" if several else "no item has labels of two labellers"
     sentences = [
-        f"{len(real)} labels of {len(labellers_of)} items; {several} of them have several labellers",
+        f"{counted(len(real), 'label')} of {counted(len(labellers_of), 'item')}; {several} with several labellers",
         f"Krippendorff's alpha ({LEVELS[kind]}): {f'undefined: {why}' if value is None else f'{value:.3f}'}",
     ]
     if circular:
-        sentences += [f"{circular} prompts whose majorities go in a circle: no order of the replies suits all of them"]
+        whose = f"{counted(circular, 'prompt')} whose majorities go in a circle"
+        sentences += [f"{whose}: no order of the replies suits all of them"]
     if both:
-        sentences += [f"{both} pairs of replies that one labeller has put in both orders"]
+        sentences += [f"{counted(both, 'pair')} of replies that one labeller has put in both orders"]
     names = sorted({label.labeller for label in labels} | set(skips), key=lambda name: (name == IMPORT, name))
     rows = [{"labeller": name} | about(name, labels, kind, counts, gold) for name in names]
     return sentences, [row | {"skips": str(skips[row["labeller"]])} for row in rows]

@@ -16,15 +16,16 @@ from typing import Any
 
 from operant.data.replies import scores_of
 from operant.machine import beat
-from operant.tools.labels.items import Item
+from operant.text_scores import RewardBase
+from operant.tools.labels.items import MOST, Item
 from operant.tools.labels.store import Label, Store
-from operant.types import OperantError, Rollout
+from operant.types import OperantError, RewardFn, Rollout
 
 POLL = 1.0
 """Seconds between two looks into the database."""
 
 
-class Humans:
+class Humans(RewardBase):
     """The mean score that labellers gave each reply, between 0 and 1; None (abstain) where nobody did in time.
 
     database: the file of `operant label`, which is made if there is none. kind: pick (the best of the replies to one
@@ -47,6 +48,10 @@ class Humans:
         """Open the database. Raises: OperantError if that is impossible."""
         self._open()
 
+    def held_out(self) -> RewardFn:
+        """People judge the replies of steps alone: it abstains from held-out ones and from probes."""
+        return lambda rollouts: [None] * len(rollouts)
+
     def _open(self) -> Store:
         if self._store is None:
             self._store = Store(self.path, kind=self.wanted, overlap=self.labellers)
@@ -63,6 +68,9 @@ class Humans:
             different = list(dict.fromkeys(rollouts[place].reply for place in places))
             if together and len(different) < 2:
                 continue  # equal replies: there is nothing to prefer
+            if len(different) > MOST:
+                remedy = f"set samples to {MOST} or fewer, or kind to rate or good"
+                raise OperantError(f"humans:{self.path}: a page shows {MOST} replies, not {len(different)}: {remedy}")
             asked = (first := rollouts[places[0]]).task.prompt
             prompt = first.query if isinstance(asked, list) and all(isinstance(t, int) for t in asked) else asked
             content = json.dumps([prompt, different], ensure_ascii=False)

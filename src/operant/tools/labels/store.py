@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from operant.tools.diagnosis.history import counted
 from operant.tools.labels.items import IMPORT, KINDS, Item, checked_answer, name_of_labeller, now
 from operant.types import OperantError, require, shown
 
@@ -95,7 +96,7 @@ class Store:
                     os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             except OSError as error:
                 why = (error.strerror or str(error)).lower()
-                raise OperantError(f"cannot write {self.path}: {why}; choose another place with --database") from error
+                raise OperantError(f"cannot write {self.path}: {why}; choose another place for the database") from error
         with self._explained():
             self._connection = sqlite3.connect(
                 self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -113,7 +114,7 @@ class Store:
         version, application = (self._value(f"PRAGMA {name}") for name in ("user_version", "application_id"))
         tables = self._value("SELECT count(*) FROM sqlite_master")
         if tables and application != APPLICATION:
-            raise OperantError(f"{self.path} is a database of something else; choose another with --database")
+            raise OperantError(f"{self.path} is a database of something else; choose another file")
         if tables and version != VERSION:
             raise OperantError(
                 f"{self.path} is a database of labels of version {version}, and this operant reads version {VERSION}: "
@@ -130,10 +131,8 @@ class Store:
                 self._connection.executemany("INSERT INTO settings VALUES (?, ?)", defaults.items())
             people = self._value(f"SELECT count(*) FROM labels WHERE action = 'label' AND labeller != '{IMPORT}'")
             if kind not in (None, self.setting("kind")) and people:
-                raise OperantError(
-                    f"{self.path} holds {people} labels of kind {self.setting('kind')}, so --kind {kind} needs another "
-                    "--database"
-                )
+                held = f"{counted(people, 'label')} of kind {self.setting('kind')}"
+                raise OperantError(f"{self.path} holds {held}, so kind {kind} needs another file")
             for name, value in (("kind", kind), ("overlap", overlap)):
                 if value is not None:
                     self.set(name, str(value))
@@ -170,7 +169,7 @@ class Store:
                 if row is not None and row["content"] != item.content():
                     raise OperantError(
                         f"the id {shown(item.id)} has other replies in {self.path}; give the new ones another id, or "
-                        "choose another --database"
+                        "choose another file"
                     )
                 if row is not None:  # it is added again because labels are wanted
                     self._connection.execute("UPDATE items SET closed = NULL WHERE id = ?", (item.id,))
@@ -376,7 +375,7 @@ class Store:
             ) from error
         except sqlite3.DatabaseError as error:
             raise OperantError(
-                f"{self.path} is no database of labels, or damaged ({error}); choose another with --database"
+                f"{self.path} is no database of labels, or damaged ({error}); choose another file"
             ) from error
 
     @contextmanager

@@ -120,7 +120,7 @@ REMEDIES = {
     "forward pass": "compute fewer tokens at once: --update.micro-tokens 2048",
     "replies": "generate fewer or shorter replies in a step: --batch, --sampling.max-tokens",
     "reward models": "take a smaller classifier, or one of its calls with fewer texts: --reward.batch 8",
-    "cache": "decode fewer or shorter replies at once: --batch, --engine.batch, --sampling.max-tokens",
+    "cache": "decode fewer or shorter replies: --batch, --engine native --engine.batch 64, --sampling.max-tokens",
     "gathered weights": "each GPU has the whole weights while it generates and scores: take GPUs with more memory, a "
     "smaller model, or --model.precision bfloat16",
     "cached hidden states": "--model.states-gb 0 computes them again in every pass",

@@ -71,7 +71,8 @@ class MemoryModel:
                 policy.trunk.freeze(model, policy.head, lambda: model(**ids, use_cache=False), train_head=head)
             policy.trunk.learn_to_skip(lambda: model(**ids, use_cache=False))
         elif self.options.train_head is not None:
-            policy.head.requires_grad_(self.options.train_head)
+            for p in policy.head.parameters(recurse=False):
+                p.requires_grad_(self.options.train_head)
         self.trained = policy.trainable()
         self.critic: Policy | None = None
         if self.algorithm.needs.critic and value.critic is not None:
@@ -99,8 +100,6 @@ class MemoryModel:
             if trained and mlp.on:
                 model = output_mlps.attach(model, output_mlps.first_layers(model, mlp, seed=0))
         return meta_to_fake(model)
-
-    # --- during the whole run -----------------------------------------------------------------------------------------
 
     def permanent(self) -> dict[str, float]:
         """Bytes that are allocated during the whole run, by what they are used for."""
@@ -131,8 +130,6 @@ class MemoryModel:
         models = [self.policy] if self.critic is None else [self.policy, self.critic]
         blocks = [bytes_of(block.parameters()) for model in models for stack in model.blocks() for block in stack]
         return max(blocks), sum(bytes_of(model.parameters()) for model in models) - sum(blocks)
-
-    # --- during one phase of a step -----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def generation(self, rows: int, prompt: int, reply: int) -> dict[str, float]:

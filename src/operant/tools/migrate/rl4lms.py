@@ -79,6 +79,8 @@ def _recipe(part: Part, method: str, name: str) -> str:
         for where, read in READ.items():
             if left := [name for name in part(*where.split("."), default={}) if name not in read.split()]:
                 comments.append(f"{where} {', '.join(left)}: not converted; docs/other-names.md")
+        if part("alg", "policy", "args", "generation_kwargs", "do_sample") is False:
+            comments.append("do_sample=false, the likeliest reply alone: here replies are drawn")
         comments.append("its rewards and KL target are per token; batch counts replies (docs/other-names.md)")
     options |= _evaluation(part, comments)
     if length := part("env", "args", "max_prompt_length"):

@@ -290,8 +290,6 @@ class _Script(TrlxCalls):
         if left := [name for name in arguments if name != "task_type"]:
             self.above(call, f"{', '.join(left)} of LoraConfig: docs/adapters.md")
 
-    # --- uses of what was moved ---------------------------------------------------------------------------------------
-
     def _uses_of(self, trainers: set[str], known: Mapping[str, list[Configuration]]) -> None:
         """`trainer.train()`, `trainer.save_model(...)` and fields of configurations."""
         for node in self.attributes:

@@ -20,6 +20,7 @@ from operant.metrics.registry import describe
 from operant.storage import atomic_io
 from operant.tools.report import html, parquet
 from operant.tools.report.downsample import POINTS, short
+from operant.tools.report.replies import last_replies
 from operant.tools.report.runs import Group, RunRecord, as_text, grouped, is_sweep, read_runs, swept
 from operant.tools.report.summary import group_row, interval, results, run_row, sentences, table
 from operant.types import OperantError, require
@@ -145,8 +146,9 @@ def _divided(members: Iterable[int], groups: Sequence[Group], metric: str) -> di
     parts: dict[tuple[str, ...], list[int]] = {}
     for i, scale in scales.items():
         parts.setdefault(tuple(scale.get(name, "none") for name in apart), []).append(i)
+    of = {name: f"{name} " if "." in name else "" for name in apart}
     given = [  # the name of a world or of a reward stands for its options
-        ", ".join(x for name, x in part.items() if x != "none" and part.get(name.partition(".")[0], x) in ("none", x))
+        ", ".join(of[n] + x for n, x in part.items() if x != "none" and part.get(n.partition(".")[0], x) in ("none", x))
         for part in (dict(zip(apart, values)) for values in parts)
     ]
     titles = [title or " and ".join(f"no {name}" for name in apart) for title in given]
@@ -270,7 +272,8 @@ def _replies(runs: Sequence[RunRecord]) -> dict[str, object]:
         probes = parquet.steps(run.folder / "probes")
         sides.append(_rows(probes[max(probes)]) if probes else _evaluated(run, "after"))
     known = [side for side in sides if side]
-    tasks = [task for task in known[0] if all(task in side for side in known)] if known else []
+    asked = [{(task, row["query"]) for task, row in side.items()} for side in known]  # a name may be that of two files
+    tasks = [task for task, row in known[0].items() if all((task, row["query"]) in of for of in asked)] if known else []
     tasks = tasks[: max(4, MOST_REPLIES // max(1, len(runs)))]
     paths = [path for run in runs if (path := run.folder / "probes" / "reference.parquet").is_file()]
     references = map(_rows, paths) if paths else (_evaluated(run, "before") for run in runs)
@@ -296,9 +299,7 @@ def _evaluated(run: RunRecord, when: str) -> dict[str, object]:
 
 
 def _rows(path: Path) -> dict[str, object]:
-    """Return by task the first row of a file; none where the file is damaged or has been removed."""
-    rows: dict[str, Any] = {}
+    """Return by task the last row of its first attempt; none where the file is damaged or has been removed."""
     with suppress(OperantError, FileNotFoundError):
-        for row in parquet.lines(path).to_pylist():
-            rows.setdefault(row["task"], row)
-    return rows
+        return last_replies(parquet.lines(path))
+    return {}

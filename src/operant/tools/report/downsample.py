@@ -181,8 +181,10 @@ def _column(histogram: Counts, width: float, start: int, rows: int) -> list[floa
     column = [0.0] * rows
     parts = max(1, round(ratio))
     for i, count in enumerate(histogram["counts"], histogram["start"]):
-        for part in range(parts if count else 0):
-            row = math.floor(i * ratio) + part - start
-            column[min(max(row, 0), rows - 1)] += count / total / parts
+        first, share = math.floor(i * ratio) - start, count / total / parts
+        for row in range(max(first, 0), min(first + parts, rows)):
+            column[row] += share
+        column[0] += share * min(max(-first, 0), parts)  # a bin may have millions of rows outside of the picture
+        column[-1] += share * min(max(first + parts - rows, 0), parts)
     filled = [i for i, share in enumerate(column) if share]
     return [filled[0], *(round(share, 4) for share in column[filled[0] : filled[-1] + 1])]

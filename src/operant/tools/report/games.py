@@ -36,7 +36,7 @@ class GameGroup(TypedDict):
 def groups(folder: Path) -> list[GameGroup]:
     """List the groups of games of a run in order of time, without their games."""
     paths = parquet.steps(folder / "rollouts")
-    has = bool(paths) and "game" in (Reader()(parquet.names, paths[max(paths)]) or ())
+    has = any("game" in (Reader()(parquet.names, paths[step]) or ()) for step in spread(list(paths), GROUPS))
     steps: list[GameGroup] = [{"label": f"step {step}", "step": step} for step in paths] if has else []
     held: list[GameGroup] = [{"label": x, "when": when} for when, x in HELD_OUT.items() if _held_out(folder, when)]
     return [*held[:1], *steps, *held[1:]]

@@ -148,8 +148,6 @@ def name_of(row: Baseline) -> str:
     return row.name if row.calibrate == "none" else f"{row.name}, {row.calibrate} calibration"
 
 
-# --- the page of a run ------------------------------------------------------------------------------------------------
-
 STEPS, TEXT, TOKENS = 500, 400, 16
 """Most steps that are read, characters of a prompt in the chart, and tokens in the table."""
 PART_OF_STEPS = 5

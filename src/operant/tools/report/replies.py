@@ -95,8 +95,8 @@ def probes(folder: Path, read: Reader, most: int | None = None) -> dict[str, Any
     reference_table = read(parquet.lines, folder / "probes" / "reference.parquet")
     if not tables:
         return None
-    answers = {step: _answers(table) for step, table in tables.items()}
-    reference = None if reference_table is None else _answers(reference_table)
+    answers = {step: last_replies(table) for step, table in tables.items()}
+    reference = None if reference_table is None else last_replies(reference_table)
     queries = {task: row["query"] for side in (*answers.values(), reference or {}) for task, row in side.items()}
     return {
         "queries": [{"task": task, "query": query} for task, query in queries.items()],
@@ -106,7 +106,7 @@ def probes(folder: Path, read: Reader, most: int | None = None) -> dict[str, Any
     }
 
 
-def _answers(table: "pa.Table") -> dict[str, dict[str, object]]:
+def last_replies(table: "pa.Table") -> dict[str, dict[str, object]]:
     """Return by task the last reply of the first attempt."""
     answers: dict[str, dict[str, object]] = {}
     for row in table.to_pylist():

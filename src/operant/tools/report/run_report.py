@@ -106,6 +106,7 @@ def page_data(run_folder: str | Path) -> dict[str, Any]:
 def _with_first_probe(data: Curves, found_probes: Mapping[str, Any] | None) -> Curves:
     """Prepend the probes' mean score before training to their curve, because the metrics of the steps lack it."""
     curve = data["values"].get("probe/reward")
+    curve = {"steps": data["steps"], "values": curve} if isinstance(curve, list) else curve  # a probe at every step
     if found_probes is None or found_probes["steps"][0] != 0 or not isinstance(curve, dict) or 0 in curve["steps"]:
         return data
     scores = [score for score in found_probes["policy"][0]["reward"] if score is not None]

@@ -149,8 +149,9 @@ def split(text: str) -> list[str]:
 
 def canonical(name: str, text: str, kind: object) -> str:
     """Return a value in its canonical form, without brackets around it."""
-    if inner := re.fullmatch(r"\[([^][]*)\]", text):  # and not [INST] {text} [/INST]
-        text = inner[1].strip()
+    open_until = (text[:end].count("[") > text[:end].count("]") for end in range(1, len(text)))
+    if text[:1] + text[1:][-1:] == "[]" and all(open_until):  # and not [INST] {text} [/INST]
+        text = text[1:-1].strip()
     require(text or _is_tuple(kind), f"{name} has an empty value: put a single comma between two values")
     value = named.convert(named.read(text), kind, name)
     return text if isinstance(value, Mapping) else written(value)

@@ -70,6 +70,10 @@ def remember(folder: Path, plan: SweepPlan) -> None:
         for name, value in recorded.get("fixed", {}).items()
         if name in plan.common and plan.common[name] != value
     }
+    for point in plan.points:  # of what has differed between runs before, the name of a run says nothing
+        ran = flat(read_config(folder / point.name)) if (folder / point.name / "config.yaml").is_file() else {}
+        own = ran.keys() & plan.common.keys() - recorded.get("fixed", {}).keys()
+        changed |= {name: (ran[name], plan.common[name]) for name in sorted(own) if ran[name] != plan.common[name]}
     if recorded and recorded.get("recipe") != plan.recipe:
         changed = {"recipe": (recorded.get("recipe"), plan.recipe)} | changed
     if changed:

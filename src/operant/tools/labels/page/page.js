@@ -345,12 +345,18 @@ function ranks() {
   return found;
 }
 
+/** A tie stays between neighbours that were equal before; `alone` is tied no more. */
+function reorder(order, alone) {
+  const before = ranks();
+  draft.tied = draft.tied.filter((reply) => reply !== alone && before[order[order.indexOf(reply) - 1]] === before[reply]);
+  draft.ranking = order;
+  changed();
+}
+
 function place(index) {
   focus = index;
-  if (draft.ranking.includes(index)) draft.ranking = draft.ranking.filter((reply) => reply !== index);
-  else draft.ranking.push(index);
-  draft.tied = draft.tied.filter((reply) => reply !== index);
-  changed();
+  const others = draft.ranking.filter((reply) => reply !== index);
+  reorder(draft.ranking.includes(index) ? others : [...draft.ranking, index], index);
 }
 
 function shift(index, by) {
@@ -359,9 +365,9 @@ function shift(index, by) {
   focus = index;
   if (at < 0) return place(index);
   if (to < 0 || to >= draft.ranking.length) return;
-  draft.ranking.splice(to, 0, ...draft.ranking.splice(at, 1));
-  draft.tied = draft.tied.filter((reply) => reply !== index);
-  changed();
+  const order = [...draft.ranking];
+  order.splice(to, 0, ...order.splice(at, 1));
+  reorder(order, index);
   look();
 }
 
@@ -516,11 +522,7 @@ $("submit").addEventListener("click", submit);
 $("comment").addEventListener("input", () => { draft.comment = $("comment").value; remember(draftName(), draft); });
 
 function dropped() {
-  const order = [...$("ranked").children].map((card) => card.index);
-  const before = draft.ranking;
-  draft.tied = draft.tied.filter((reply) => order[order.indexOf(reply) - 1] === before[before.indexOf(reply) - 1]);
-  draft.ranking = order;
-  changed();
+  reorder([...$("ranked").children].map((card) => card.index));
 }
 
 for (const id of ["ranked", "replies"]) {

@@ -276,7 +276,7 @@ const Charts = (() => {
       return {
         series,
         bands,
-        scales: { x: { time: false }, y: { range: (u, low, high) => vertical(spec, low, high) } },
+        scales: { x: { time: false }, y: { range: (u, low, high) => vertical(self.spec, low, high) } },
         axes: [bottom(spec), y],
         hooks: { drawClear: [(u) => band(u, spec)], draw: [(u) => target(u, spec)] },
       };

@@ -268,7 +268,7 @@ const Figures = (() => {
   function against() {
     const kl = curve("evaluate/kl_per_reply");
     const names = ["evaluate/reward", ...chosen()].filter((name) => curve(name)?.values.length === kl?.values.length);
-    if (names.length < 2 || kl.values.length < 3) return null;
+    if (!kl || names.length < 2 || kl.values.length < 3) return null;
     const order = kl.values.map((_, i) => i).sort((a, b) => kl.values[a] - kl.values[b]);
     const drawn = names.slice(0, COLOURS.length).map((name, i) => {
       const { values } = curve(name);
