@@ -112,8 +112,10 @@ def test_a_full_disk_at_any_moment_of_a_save_loses_nothing(put, tmp_path, watch,
         assert {p: p.read_bytes() for p in before} == before, "the older checkpoint was changed"
         put(folder, 4)
         assert named(folder)[-1] == "step-00004" and len(named(folder)) == 2, "litter"
-    why = "no space left on device; free some space there, or choose a folder on another disk with --out"
-    assert errors == {f"cannot save the checkpoint FOLDER/step-00003: {why}"}
+    why = (
+        "no space left on device; free some space there, or choose a folder on another disk (--out, where the command "
+    )
+    assert errors == {f"cannot save the checkpoint FOLDER/step-00003: {why}has it)"}
 
 
 def test_a_folder_without_write_permission_is_reported(put, tmp_path, watch):

@@ -296,14 +296,15 @@ def test_programs_that_print(source: str, tests: list, results: str, message: st
 
 @cases(
     (["k = 2\nassert f(k) == 4", ("4", "8"), "assert f(k) == 4", ("5", "11"), "f(1) / 0"],
-     "passed passed passed failed runtime"),
-    (["def g(x): assert x == 5\ng(end())", "g(f(2))", "assert f(1) == 2"], "runtime failed passed"),
+     "passed passed passed failed runtime", ""),
+    (["def g(x): assert x == 5\ng(end())", "g(f(2))", "assert f(1) == 2"], "runtime failed passed", ""),
+    (["assert f(2) == 4", ("4", "8"), "assert f(1) == 2"], "passed " * 3, "import functools\nf = functools.cache(f)"),
 )  # fmt: skip
-def test_what_a_test_binds_outlives_the_program(tests: list, results: str, jail: Jail) -> None:
+def test_what_a_test_or_the_setup_binds_outlives_the_program(tests: list, results: str, setup: str, jail: Jail) -> None:
     source = f"{DOUBLE}\nimport os\ndef end(): os._exit(1)\ndef g(x): pass\n"
     source += "if __name__ == '__main__': print(f(int(input())))"
     made = [Code(test) if isinstance(test, str) else Stdin(*test) for test in tests]
-    [verdict] = jail.run([Program(source, made)])
+    [verdict] = jail.run([Program(source, made, setup)])
     assert [result.split()[0] for result in verdict.results] == results.split()
 
 

@@ -9,7 +9,7 @@ from cases import cases
 
 from operant import Learner, OperantError
 from operant.bounds import bounded, check_bounds, rules
-from operant.options import compose, convert, names
+from operant.options import compose, convert, names, parse
 from operant.runs.config import config_schema, configure
 from operant.storage import old_names
 from operant.tools.sweep.grid import divide
@@ -68,6 +68,7 @@ def test_values():
         ("a,b", tuple[str, ...], ("a", "b")),
     ):
         assert convert(value, kind, "x") == expected
+    assert parse("a: &x {b: 1}\nc: {<<: *x, b: 2}", "x")["c"] == {"b": 2}, "no name that is written twice"
 
 
 @cases(({"kl.coef": 0.2, "gae": {}}, "gae, kl.coef"), ({"preset": "trl"}, "preset"))

@@ -116,7 +116,7 @@ def test_a_full_disk_is_refused_at_once_and_nothing_is_left(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(OperantError, match=r"file/x.* choose another with --out"):
+    with pytest.raises(OperantError, match=r"file/x.* choose another \(--out"):
         RunFolder.create(tmp_path / "file" / "x", {})
 
     def refuse(*_, **__):

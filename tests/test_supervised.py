@@ -45,8 +45,8 @@ TALK = [
 def test_rows_of_every_form_by_hand():
     assert turns({"prompt": "ab", "completion": " cd"}) == [(ids("ab"), [*ids(" cd"), STOP])]
     assert turns({"prompt": [5, 6], "completion": [7]}) == [([5, 6], [7, STOP])]
-    named = turns({"question": "x", "answer": "y"}, text_field="question", reply_field="answer")
-    assert named == [(ids("x"), [*ids("y"), STOP])]
+    for row, fields in (({"answer": "y"}, {"reply_field": "answer"}), ({"completion": "y"}, {})):
+        assert turns(row | {"question": "x"}, text_field="question", **fields) == [(ids("x"), [*ids("y"), STOP])]
     assert turns({"text": "abc"}) == [(ids("a"), [*ids("bc"), STOP])]
     assert turns("abc") == [(ids("a"), [*ids("bc"), STOP])]
     assert turns({"prompt": "ab", "completion": "cd"}, loss_on="all") == [(ids("a"), [*ids("bcd"), STOP])]

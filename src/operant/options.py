@@ -12,6 +12,7 @@ import math
 import re
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -75,9 +76,9 @@ def resolve(schema: Schema, options: Mapping[str, object]) -> dict[str, Any]:
         require(isinstance(key, str), f"option {shown(key)} is no text, as names are (YAML reads unquoted on as true)")
         key = key.replace("-", "_")
         if not key or key not in schema or key in known:
-            named = {_full(known, short, key): value}
+            named = [(_full(known, short, key), value)]
         elif isinstance(value, Mapping):
-            named = {_full(known, short, f"{key}.{inner}"): v for inner, v in value.items()}
+            named = [(_full(known, short, f"{key}.{inner}"), v) for inner, v in value.items()]
         else:
             hint = f"; {elsewhere}" if (elsewhere := answer(key)) else ""
             inside, kinds_inside = defaults(schema[key]), _types(schema[key])
@@ -89,8 +90,9 @@ def resolve(schema: Schema, options: Mapping[str, object]) -> dict[str, Any]:
             raise OperantError(
                 f"{key}={shown(value)}: {key} is a group of options ({', '.join(inside)}): write {example}{hint}"
             )
-        require(not (twice := flat.keys() & named), f"option {', '.join(twice)} is given twice, by two names: use one")
-        flat |= named
+        for full, one in named:
+            require(full not in flat, f"option {full} is given twice, by two names: use one")
+            flat[full] = one
     return flat
 
 
@@ -158,9 +160,6 @@ def arguments(factory: Factory, given: Mapping[str, object], what: str) -> dict[
 def values(made: Any) -> dict[str, Any]:
     """The options of one composed group, as a dict. Values are not copied or converted: a model stays a model."""
     return dict(made) if isinstance(made, dict) else {name: getattr(made, name) for name in defaults(type(made))}
-
-
-# --- values -----------------------------------------------------------------------------------------------------------
 
 
 def read(text: Any) -> Any:
@@ -248,7 +247,7 @@ def _parsed(text: str, what: str) -> object:
             loader = yaml.SafeLoader(text)
             node = loader.get_single_node()
         # Without an alias, a text has no more values than characters.
-        if (len(text) < MOST and "*" not in text) or _size(node, {}) <= MOST:
+        if _size(node, {}) <= MOST or (len(text) < MOST and "*" not in text):
             return None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         why = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())[:200]
@@ -257,12 +256,17 @@ def _parsed(text: str, what: str) -> object:
 
 
 def _size(node: Any, known: dict[int, float]) -> float:
-    """Number of values of a YAML node with its aliases expanded; infinity if it contains itself."""
+    """Number of values of a YAML node with its aliases expanded; infinity if it contains itself.
+    Raises: ValueError for a name that is written twice, of which PyYAML takes the last."""
     if id(node) not in known:
         known[id(node)] = math.inf
         inner = node.value if isinstance(getattr(node, "value", None), list) else []
-        pairs = (part for pair in inner for part in (pair if isinstance(pair, tuple) else (pair,)))
-        known[id(node)] = 1 + sum(_size(part, known) for part in pairs)
+        pairs = [pair if isinstance(pair, tuple) else (pair,) for pair in inner]
+        names = Counter((key.tag, key.value) for key, *value in pairs if value and isinstance(key.value, str))
+        twice = [name for (_, name), times in names.items() if times > 1 and name != "<<"]
+        if twice:
+            raise ValueError(f"{shown(twice[0])} is written twice")
+        known[id(node)] = 1 + sum(_size(part, known) for pair in pairs for part in pair)
     return known[id(node)]
 
 
@@ -351,9 +355,6 @@ def _to_scalar(value: Any, kind: type) -> bool | int | float | str | None:
         return int(number) if number == int(number) and -(2**63) <= number < 2**63 else None
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-# --- names of options in other systems, from other_names.txt ----------------------------------------------------------
 
 
 class Theirs(NamedTuple):

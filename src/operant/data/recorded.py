@@ -156,9 +156,6 @@ def _rollout(record: _Record, name: str, policy: Any, sampling: Sampling) -> Rol
     return Rollout(task, 0, turns, texts, turns[-1].end if len(turns) == 1 else "world", query=query)
 
 
-# --- one record -------------------------------------------------------------------------------------------------------
-
-
 def _record(number: int, row: object, name: str) -> _Record:
     """The turns that have token ids; none where texts have to be tokenised."""
     where = f"{name}, {'line' if '.jsonl' in name else 'row'} {number + 1}"

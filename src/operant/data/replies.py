@@ -91,8 +91,6 @@ def part(value: object, what: str, where: str) -> Any:
     )
 
 
-# --- labelled replies -------------------------------------------------------------------------------------------------
-
 LABELLED = (
     "`chosen` and `rejected`; `replies` with `ranks`, `best`, `ratings` or `good`; `prompt`, `completion` and `label`; "
     "or steps in `completions` with `labels`; or programs: `completion` and `outcome`, `completions` and `outcomes`"

@@ -155,9 +155,6 @@ def _endings() -> str:
     return " ".join(FORMATS) + ", also followed by .gz"
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 def _file(path: Path, suffix: str) -> Rows:
     """Numbered rows of a file. Raises: OperantError if it is missing, or its ending unknown."""
     if not found(path):
@@ -274,9 +271,6 @@ FORMATS: dict[str, Callable[[Path], Rows]] = {
     ".parquet": _parquet,
     ".txt": _txt,
 }
-
-
-# --- names ------------------------------------------------------------------------------------------------------------
 
 
 def _builtin(name: str) -> tuple[str, Rows]:

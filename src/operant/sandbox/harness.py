@@ -1409,7 +1409,9 @@ class Checker:
         for name, value in self.peer.ask("names", *sorted(wanted)):
             if name in wanted:
                 self.offer(name, self.peer.unpack(value))
+        mine = [name for name, value in self.offered.items() if self.names.get(name) is value]
         exec(self.compile(self.setup), self.names)
+        self.offered |= {name: self.names.get(name) for name in mine}  # the setup binds them anew at each start
 
     def offer(self, name: str, value) -> None:
         if self.names.get(name) is self.offered.get(name):

@@ -246,8 +246,6 @@ class Pool:
         with self._owned():
             self._drop(self.workers)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
-
     def _owned(self) -> threading.Lock:
         """The pool's lock. In a forked copy of the run, the workers belong to the original: the copy starts its own."""
         if os.getpid() != self._owner:

@@ -288,9 +288,6 @@ def explained(error: BaseException, names: Names) -> OperantError:
     return OperantError(f"an actor of {names.part} failed: {type(error).__name__}: {why}")
 
 
-# --- pools and jails --------------------------------------------------------------------------------------------------
-
-
 class Holds:
     """What runs in a process of Ray for a `RayPool` or a `RayJail`: one of its node, and who asks it."""
 

@@ -72,8 +72,6 @@ class Supervisor:
             self._kill_all()
             self._remove_cgroup()
 
-    # --- start --------------------------------------------------------------------------------------------------------
-
     def _start(self) -> None:
         wanted, level = self.setup["level"], GROUP  # the strongest that is wanted and allowed
         if linux.LINUX and wanted in ("auto", NAMESPACE) and linux.new_pid_namespace():
@@ -159,8 +157,6 @@ class Supervisor:
                     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
                     resource.setrlimit(limit, (value, value))
 
-    # --- while it runs ------------------------------------------------------------------------------------------------
-
     def _send(self, **message: object) -> None:
         with suppress(OSError):
             self.control.sendall(json.dumps(message).encode() + b"\n")
@@ -193,8 +189,6 @@ class Supervisor:
             killed.update(orphans)
             time.sleep(0.002)
         return len(killed)
-
-    # --- the end ------------------------------------------------------------------------------------------------------
 
     def _kill_all(self) -> None:
         if self.init:

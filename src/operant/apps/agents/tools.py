@@ -44,7 +44,7 @@ class ToolWorld(AgentWorld):
         lines under "Args:" in the docstring.
     calls: most calls of an episode; one more ends it, without an answer.
     characters: of a result; the rest is cut.
-    seconds: of processor time of a program; other calls have twice as long.
+    seconds: of processor time of a program; other calls have twice as long and a second.
     """
 
     pays = False

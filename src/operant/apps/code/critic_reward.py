@@ -173,8 +173,6 @@ class CriticReward(Wrapper):
             paid[-1] += score - values[places[-1]]
         return paid.tolist()
 
-    # --- training the critic further ----------------------------------------------------------------------------------
-
     def _learn(self, rows: list[tuple[list[int], list[int]]], true: list[int]) -> None:
         """One pass over the programs, an optimizer step for each `batch` of them."""
         critic, size = self.scorer.critic, self.scorer.batch

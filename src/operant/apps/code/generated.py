@@ -184,9 +184,6 @@ def _row(statement: str, tests: list[str], reference: str) -> dict[str, object]:
     return {"prompt": prompt, "completion": reference, "tests": tests[EXAMPLES:], "examples": shown}
 
 
-# --- drawing and running ----------------------------------------------------------------------------------------------
-
-
 def _drawn(chance: random.Random, operation: Operation) -> tuple[str, str]:
     """Code and phrase of an operation with numbers and letters."""
     c, d = chance.sample(LETTERS, 2)

@@ -112,8 +112,6 @@ class UnitTests:
             return verdict.share
         return float(verdict.outcome == "passed") if self.kind == "passed" else self.outcomes[verdict.outcome]
 
-    # --- before training ----------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Make the jail. Raises: OperantError for limits that it cannot keep on this machine."""
         if not self.notes:

@@ -211,8 +211,6 @@ class RoomsGame(Game):
         ]
         return {"rooms": {name: list(fixed.places[room]) for room, name in enumerate(fixed.rooms)}, "ways": ways}
 
-    # --- inside -------------------------------------------------------------------------------------------------------
-
     def _progress(self) -> int:
         """How many parts of the quest are done: the key, the door, the treasure, and the treasure at its room."""
         has = self.now.items[1] == CARRIED

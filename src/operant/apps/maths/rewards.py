@@ -91,8 +91,6 @@ class Maths(RewardBase):
         odd = None if found is None else makes(found, target["numbers"], target["target"], every=self.every)
         return Judgement(**judged(None if odd is None else not odd), message=odd or "")
 
-    # --- before training ----------------------------------------------------------------------------------------------
-
     def check_task(self, task: Task) -> None:
         """Raises: OperantError for a task without an answer, or one that needs a package that is missing."""
         target = target_of(task)
@@ -126,8 +124,6 @@ class Maths(RewardBase):
     def close(self) -> None:
         """End the workers; replies that are judged later start others."""
         self._pool.close()
-
-    # --- inside -------------------------------------------------------------------------------------------------------
 
     def _request(self, reply: str, target: dict[str, object]) -> dict[str, object] | None:
         """What a worker is asked about a reply; None: this process judges it."""

@@ -101,8 +101,6 @@ class PromptReward:
             self.notes = self._model.notes
         return self._model
 
-    # --- scores -------------------------------------------------------------------------------------------------------
-
     def __call__(self, rollouts: list[Rollout]) -> list[Judgement]:
         """The judgement of each reply. Equal prompts with equal texts are computed once.
 
@@ -163,8 +161,6 @@ class PromptReward:
             for i in places:
                 found[i] = {name: values[column[rollouts[i].reply]] for name, values in of_prompts.items()}
         return found
-
-    # --- before training ----------------------------------------------------------------------------------------------
 
     def setting(self, examples: Examples) -> tuple[PromptTemplate, tuple[str, ...]]:
         """The template and the words for some examples. Raises: OperantError if no words are known."""
@@ -237,8 +233,6 @@ class PromptReward:
             texts, labels = (tuple(x for one in some for x in getattr(one, field)) for field in ("texts", "labels"))
             words = self._words(name)
             Examples(name, texts, labels).check_classes(words, f"reward prompt: {name!r}")
-
-    # --- the best prompts ---------------------------------------------------------------------------------------------
 
     @property
     def best(self) -> list[BestPrompt]:

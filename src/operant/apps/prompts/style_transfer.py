@@ -115,8 +115,6 @@ class StyleTransfer:
         self.notes: list[str] = []
         """Sentences for the log of a run."""
 
-    # --- before training ----------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Load the models. Raises: OperantError for one that cannot be loaded, or is of another kind."""
         self.styles.check()
@@ -139,8 +137,6 @@ class StyleTransfer:
         read = self.reader.read(sentences)
         self.baseline = fmean(self.likeness(read[a], read[b]) for a, b in pairwise(sentences))
         self.notes.append(f"style_transfer.baseline={self.baseline:.4f}, over {len(sentences) - 1} pairs of sentences")
-
-    # --- judging ------------------------------------------------------------------------------------------------------
 
     def __call__(self, rollouts: list[Rollout]) -> list[Judgement]:
         """The judgement of the prompt in each last reply. Raises: OperantError as `source_of`."""

@@ -187,9 +187,6 @@ class Diversity:
         return found
 
 
-# --- synthetic tasks --------------------------------------------------------------------------------------------------
-
-
 def numbers(*, prompt: str = "Let us generate some numbers: 1 2 3", count: int = 64) -> list[dict[str, str]]:
     """`count` tasks with one prompt; the reward `increasing_numbers` wants numbers that grow."""
     if count < 1 or not prompt.strip():
