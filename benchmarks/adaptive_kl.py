@@ -9,6 +9,7 @@ Trains the sentiment recipe with `kl.control=adaptive` from a fifth of its price
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -23,6 +24,7 @@ KINDS = {"adaptive": ("#2563ab", f"adaptive, from {START}"), "fixed": ("#c2410c"
 def train(quick: bool) -> dict:
     """Train the run unless it is finished already, and return its numbers."""
     if not (OUT / "evaluation.json").exists():
+        shutil.rmtree(OUT, ignore_errors=True)  # of a run that was stopped
         words = [sys.executable, "-m", "operant", "train", "sentiment", "--seed", str(SEED), "--out", str(OUT)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         words += [*ADAPTIVE, *(QUICK if quick else [])]

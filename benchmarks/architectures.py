@@ -83,11 +83,7 @@ def tried(name: str) -> dict[str, Any]:
     """One class: `outcome` is trained, refused (by operant, with its sentence), no small model, or failed."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoModelForSeq2SeqLM,
-        PreTrainedTokenizerFast,
-    )
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     import operant

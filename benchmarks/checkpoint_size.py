@@ -22,11 +22,7 @@ from operant.storage.checkpoint import RunState, Saved
 from operant.storage.checkpoint_store import Retention
 from operant.training.learner import Learner
 
-RUNS: dict[str, dict[str, Any]] = {
-    "all weights": {},
-    "trunk": {"preset": "trunk"},
-    "LoRA, rank 16": {"lora.rank": 16},
-}
+RUNS: dict[str, dict[str, Any]] = {"all weights": {}, "trunk": {"preset": "trunk"}, "LoRA, rank 16": {"lora.rank": 16}}
 SHAPES = {"124M": {}, "tiny": {"vocab_size": 1000, "n_embd": 64, "n_layer": 4, "n_head": 4}}
 
 

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from benchmarks.kept import restore
+from benchmarks.kept import restore, whole
 from benchmarks.shuffled import in_another_order
 from operant import Rollout, train
 from operant.machine import about
@@ -131,6 +131,7 @@ def one(kind: str, seed: int, quick: bool) -> dict[str, Any]:
     options |= {"policy": str(START), "steps": 1 if quick else 48, "lr": 1e-4, "evaluate": str(RUNS / "held-out.jsonl")}
     options |= {"evaluation": {"metrics": {"intent": {"model": str(CLASSIFIER)}, "rouge": {}, "distinct": {}}}}
     run = train(reward=summed if kind == "ppo" else shuffled, **options)
+    whole(run)
     judged = json.loads((run.path / "evaluation.json").read_text(encoding="utf-8"))
     found = {when: judged[when]["metrics"] | {"kl": judged[when]["kl"]} for when in ("before", "after")}
     return {"player": kind, "seed": seed, **found, "seconds": time.process_time() - begin}

@@ -24,7 +24,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.kept import restore
+from benchmarks.kept import restore, whole
 from benchmarks.shuffled import in_another_order
 from operant import Policy, Rollout, Task, Turn, train
 from operant.data import DataOptions, load_tasks
@@ -121,6 +121,7 @@ def one(kind: str, seed: int, quick: bool) -> dict[str, Any]:
     }
     begin = time.process_time()
     run = train(MODEL, reward=rouge if kind == "ppo" else shuffled, out=RUNS / f"{kind}-{seed}", **options)
+    whole(run)
     judged = json.loads((run.path / "evaluation.json").read_text(encoding="utf-8"))
     found = {"player": kind, "seed": seed, "seconds": time.process_time() - begin}
     found["curve"] = [m["reward/mean"] for m in run.metrics]

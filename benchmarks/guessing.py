@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import restore
+from benchmarks.kept import restore, whole
 from operant import Learner, train
 from operant.apps.games.textarena import TextArena
 
@@ -60,6 +60,7 @@ def row(player: str, seed: int, steps: int) -> dict[str, Any]:
         return {"player": player, "seed": seed, "won": won("builtin:rooms")}
     begun = time.process_time()
     run = train(env=WORLDS[player], seed=seed, steps=steps, out=RUNS / f"{player}-{seed}", **OPTIONS)
+    whole(run)
     return {"player": player, "seed": seed, "seconds": time.process_time() - begun, "won": won(run.policy)}
 
 

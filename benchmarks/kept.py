@@ -12,3 +12,10 @@ def restore(results: Path, place: Callable[[dict[str, Any]], Path]) -> None:
         if not place(row).is_file():
             place(row).parent.mkdir(parents=True, exist_ok=True)
             place(row).write_text(json.dumps(row), encoding="utf-8")
+
+
+def whole(run: Any) -> Any:
+    """The run, which no signal has stopped. Raises: SystemExit otherwise, because it would be a row of fewer steps."""
+    if run.interrupted:
+        raise SystemExit("stopped: no row; run it again")
+    return run

@@ -8,6 +8,7 @@ not repeated; six minutes on two idle cores), and writes `benchmarks/results/kl-
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -27,6 +28,7 @@ def train(name: str, seed: int, quick: bool) -> None:
     out = RUNS / name
     if (out / "evaluation.json").exists():
         return
+    shutil.rmtree(out, ignore_errors=True)  # of a run that was stopped
     words = [sys.executable, "-m", "operant", "train", "sentiment", "--seed", str(seed), "--out", str(out)]
     subprocess.run(
         [*words, *KINDS[name][2], *(QUICK if quick else [])],

@@ -12,11 +12,7 @@ import statistics
 from benchmarks.sentiment_seeds import ROOT, RUNS, train
 
 RUN_NAMES = {"seed-1": ("the demo", "#2563ab"), "control-1": ("its control, with shuffled rewards", "#c2410c")}
-CURVES = {
-    "reward/mean": "mean reward",
-    "loss/total": "total loss",
-    "policy/loss": "policy loss",
-}
+CURVES = {"reward/mean": "mean reward", "loss/total": "total loss", "policy/loss": "policy loss"}
 """The panels: metric and title."""
 RANGES = {"reward/mean": (0.4, 1.0), "loss/total": (0.0, 0.2), "policy/loss": (-0.1, 0.1)}
 

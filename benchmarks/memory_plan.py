@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--make", type=Path, help="only make the models and data in this folder")
     args = parser.parse_args()
-    names = [name for name in args.only.split(";") if name] or [*COMMANDS]
+    names = [name for name in args.only.split(";") if name] or [*(read(args.results) if args.planned else COMMANDS)]
     if args.make:
         make(args.make, names)
         return

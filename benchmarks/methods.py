@@ -12,8 +12,8 @@ is read off the same curve.
 - `passes`: pass@1, 4 and 16 at the end, of 16 replies to each of 256 held-out problems.
 
 The controls: `grpo, shuffled`, whose verdicts are shuffled within a step, and `sft`: supervised training goes on, at
-the same rate, in steps of 128, on the problems and answers that the start has seen, for at most as many seconds as 60
-steps of `grpo` took.
+the same rate, in steps of 128, on the problems and answers that the start has seen, for at most 75
+seconds, as long as 60 steps of `grpo` on sums and more than on Countdown.
 
 A finished row is not repeated, and `--keep` takes the committed ones. Writes `benchmarks/results/methods.json` and
 `docs/figures/methods.svg`, which `--draw` alone writes from the committed rows; `make docs` writes the table of

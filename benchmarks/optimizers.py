@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kept import restore
+from benchmarks.kept import restore, whole
 from benchmarks.policy_gradients import SHUFFLED, measured
 from benchmarks.report import machine
 from operant import train
@@ -55,6 +55,7 @@ def one(optimizer: str, kind: str, rate: float, seed: int, quick: bool) -> None:
     shutil.rmtree(place(row).parent, ignore_errors=True)
     begin = time.process_time()
     run = train(out=place(row).parent / "run", **options)
+    whole(run)
     row |= {"seconds": time.process_time() - begin, "curve": [m["reward/mean"] for m in run.metrics]}
     row |= measured(run.learner) | cost(run.learner.optimizer, sum(p.numel() for p in run.learner.policy.trainable()))
     place(row).parent.mkdir(parents=True, exist_ok=True)

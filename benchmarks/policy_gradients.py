@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kept import restore
+from benchmarks.kept import restore, whole
 from operant import Learner, train
 from operant.data import load_tasks
 from operant.metrics.evaluation import Distinct
@@ -101,6 +101,7 @@ def one(method: str, kind: str, rate: int, seed: int, quick: bool) -> None:
         shutil.rmtree(place(row).parent, ignore_errors=True)  # a run that goes on has the curve of its second half only
         begin = time.process_time()
         run = train(out=place(row).parent / "run", **options)
+        whole(run)
         row |= {"seconds": time.process_time() - begin, "value": values[rate]}
         names = ("reward/mean", "kl/per_reply", "policy/entropy", "trust/kl", "trust/accepted", "policy/allowed_tokens")
         row["curve"] = {name: [m.get(name) for m in run.metrics] for name in names if name in run.metrics[-1]}

@@ -1,7 +1,8 @@
 """True preference against KL: `python -m benchmarks.preference_frontier`, ten minutes of processor time a row.
 
 The stand-in labeller (`operant.tools.labels.stand_in`) picks the best of four replies of the built-in model to 200,
-1,000 or 5,000 openings, with noise. A reward model learns from its picks. Then, from the same start:
+1,000 or 5,000 prompts (403 openings, again and again), with noise. A reward model learns from its picks. Then, from
+the same start:
 
 - `sft` imitates the picks, for up to three passes;
 - `dpo` learns from the picks, for up to two passes;
@@ -19,6 +20,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -28,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import restore
+from benchmarks.kept import restore, whole
 from operant import Learner, Task, train
 from operant.api import runs
 from operant.apps.rlhf.reward_model_score import RewardModelScore
@@ -113,6 +115,7 @@ def trained(out: Path, marks: set[int], measure: Callable[[Any], dict[str, float
         if (step := len(run.metrics)) in left:
             left.remove(step)
             yield {"step": step} | measure(run.policy)
+    whole(run)
 
 
 def one(labels: int, seed: int) -> None:
@@ -124,7 +127,8 @@ def one(labels: int, seed: int) -> None:
     tasks, steps = write(folder / "labels.jsonl", kept), max(len(kept) // 16, 1)
     model = {"kind": "best", "steps": steps, "lr": 1e-3, "evaluate": write(folder / "held-out.jsonl", held)}
     if not (folder / "rm/export").is_dir():
-        train(recipe="reward-model", trunk=START, tasks=tasks, out=folder / "rm", seed=seed, **PLAIN, **model)
+        shutil.rmtree(folder / "rm", ignore_errors=True)  # of a run that was stopped
+        whole(train(recipe="reward-model", trunk=START, tasks=tasks, out=folder / "rm", seed=seed, **PLAIN, **model))
     after = json.loads((folder / "rm/evaluation.json").read_text())["after"]["metrics"]
     judge = RewardModelScore(str(folder / "rm"))
     found: dict[str, Any] = {"labels": labels, "seed": seed, "reward_model": after, "points": {}}

@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,15 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import operant
+from benchmarks.kept import whole
 from operant import Rollout, Task
 from operant.apps.rlhf.reward_model_score import RewardModelScore
 
 ROOT = Path(__file__).parents[1]
-RUNS, RESULTS = ROOT / "runs/bench-process", ROOT / "benchmarks/results/process-rewards.json"
+RUNS, RESULTS = (
+    ROOT / f"runs/bench-process{'-quick' * ('--quick' in sys.argv)}",
+    ROOT / "benchmarks/results/process-rewards.json",
+)
 BASE, DIGITS, WRONG, OF, PROBLEMS = 5, 5, 0.2, 8, 400
 STEPS = 1200
 """Optimizer steps of the process reward model, of 32 solutions each."""
@@ -51,8 +56,8 @@ def trunk(folder: Path, steps: int = STEPS // 2) -> str:
     ]
     (folder / "right.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     plainly: dict[str, Any] = {"algorithm": "sft", "steps": steps, "batch": 32, "lr": 3e-3, "schedule": "linear"}
-    operant.train(str(folder), str(folder / "right.jsonl"), quiet=True, threads="1", out=folder / "sft", **plainly)
-    return str(folder / "sft/export")
+    options = {"quiet": True, "threads": "1", "out": folder / "sft"} | plainly
+    return str(whole(operant.train(str(folder), str(folder / "right.jsonl"), **options)).path / "export")
 
 
 def solution(digits: list[int], chance: random.Random, wrong: float = WRONG) -> tuple[list[str], list[bool]]:
@@ -108,7 +113,7 @@ def measured(count: int, seed: int, steps_made: int) -> dict[str, Any]:
         rows = [row(digits, chance, by_step) for digits in problems(count, chance)]
         (folder / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
         begin = time.process_time()
-        operant.train(
+        run = operant.train(
             {"name": "reward_model", "trunk": trunk(RUNS / "trunk", steps_made // 2), "normalise": "none"},
             str(folder / "rows.jsonl"), algorithm="reward-model", loss={"kind": "good"}, batch=32,
             steps=steps_made if by_step else 2 * steps_made,  # by step, a solution is read about twice
@@ -116,7 +121,7 @@ def measured(count: int, seed: int, steps_made: int) -> dict[str, Any]:
         )  # fmt: skip
         found["seconds"][name] = time.process_time() - begin
         for steps in ("min", "last") if by_step else ("none",):
-            found[f"{name}, {steps}" if by_step else name] = picked(str(folder / "run"), steps, seed)
+            found[f"{name}, {steps}" if by_step else name] = picked(str(whole(run).path), steps, seed)
     chance = random.Random(f"test/{seed}")
     drawn = [[solution(digits, chance) for _ in range(OF)] for digits in problems(PROBLEMS, chance)]
     right = [any(all(marks) for _, marks in ones) for ones in drawn]

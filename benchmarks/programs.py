@@ -25,6 +25,7 @@ A finished row is not repeated. Writes `benchmarks/results/programs.json`; `make
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -35,7 +36,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.kept import restore
+from benchmarks.kept import restore, whole
 from benchmarks.shuffled import in_another_order
 from benchmarks.timed import spent, train_for
 from operant import Learner, OperantError, Rollout, train
@@ -132,13 +133,12 @@ def train_critic(kind: str, seed: int) -> dict[str, Any]:
         "seed": seed,
     }
     options |= {"policy.pool_padding": 128} if kind == "critic-padded" else {}
+    out = CRITIC if (kind, seed) == ("critic", 0) else RUNS / f"{kind}-{seed}"
+    shutil.rmtree(out, ignore_errors=True)  # of a run that was stopped
     run = train(
-        tasks=str(RUNS / "critic-train.jsonl"),
-        evaluate=str(RUNS / "critic-test.jsonl"),
-        out=CRITIC if (kind, seed) == ("critic", 0) else RUNS / f"{kind}-{seed}",
-        quiet=True,
-        **options,
+        tasks=str(RUNS / "critic-train.jsonl"), evaluate=str(RUNS / "critic-test.jsonl"), out=out, quiet=True, **options
     )
+    whole(run)
     judged = json.loads((run.path / "evaluation.json").read_text(encoding="utf-8"))
     seconds = spent() - begin
     known = judged["after"]["metrics"] | {
@@ -192,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(METHODS), help="methods and controls, separated by commas")
     parser.add_argument("--seeds", default="1,2,3,4,5")
-    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--keep", action="store_true", help="keep the rows of the committed results")
     parser.add_argument("--quick", action="store_true", help="only check that it runs: tiny, no measurement")
     parser.add_argument("--one", nargs=2, metavar=("METHOD", "SEED"), help="one row, in this process")
@@ -214,7 +214,8 @@ def main() -> None:
     jobs = [("start", "1"), *([("critic", "0")] if with_critic else [])]
     jobs += [(method, seed) for seed in given.seeds.split(",") for method in methods]
     for method, seed in jobs:
-        if not place({"method": method, "seed": seed}).is_file():
+        made = CRITIC / "export" if method == "critic" else RUNS  # a kept row has left no model
+        if not (place({"method": method, "seed": seed}).is_file() and made.is_dir()):
             words = [sys.executable, "-m", "benchmarks.programs", "--one", method, seed]
             environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
             subprocess.run(

@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import restore
+from benchmarks.kept import restore, whole
 from benchmarks.timed import spent
 from operant import train
 from operant.machine import about
@@ -85,6 +85,7 @@ def trained(folder: Path, **options: Any) -> dict[str, Any]:
     begin = spent()
     known = {"reward.compare": ("none",), "threads": "1", "quiet": True, "probes": 0}
     run = train(tasks=str(folder), recipe="prompt", **known, **options)
+    whole(run)
     found = json.loads((run.path / "prompts.json").read_text(encoding="utf-8"))
     best, scores = found["prompts"][0], [m.get("reward/mean") for m in run.metrics]
     greedy = next(one for one in found["prompts"] if one["source"] == "greedy")

@@ -4,8 +4,7 @@ Each command is planned for each number of ranks, then run by as many processes 
 torchrun would. A rank's peak is the largest resident set of its process, imports included (`ru_maxrss`). Ways to divide
 a run that this operant has no option for are left out. Writes results/rank-memory.json; rows of earlier times stay.
 
-Settings of the C library's allocator (`MALLOC_...`) reach the ranks, and a row's command names them. The row `30M,
-returned` is made with `MALLOC_MMAP_THRESHOLD_=65536`.
+In the row `30M, returned` the C library gives freed memory back, as its command says.
 """
 
 import argparse
@@ -74,10 +73,15 @@ def compared(words: str, ranks: int, kind: str, folder: Path) -> dict[str, Any] 
     if peaks is None:
         return None
     plan = float(python("-m", "benchmarks.rank_memory", "--plan", words, str(ranks), kind).splitlines()[-1]) / 1e9
-    allocator = "".join(f"{name}={value} " for name, value in os.environ.items() if name.startswith("MALLOC_"))
+    allocator = "".join(f"{name}={value} " for name, value in _allocator(words).items())
     row = {"command": f"{allocator}operant train {words.replace(str(folder), '.')}", "ranks": ranks}
     row["planned_gb"] = round(plan, 3)
     return row | {"measured_gb": peaks, "error": round(plan / max(peaks) - 1, 3)}
+
+
+def _allocator(words: str) -> dict[str, str]:
+    """How the C library is told to give freed memory back, for a run that does not keep it."""
+    return {"MALLOC_MMAP_THRESHOLD_": "65536"} if "--keep-memory false" in words else {}
 
 
 def measured(words: str, ranks: int, folder: Path) -> list[float] | None:
@@ -90,7 +94,7 @@ def measured(words: str, ranks: int, folder: Path) -> list[float] | None:
     started, peaks = [], []
     with tempfile.TemporaryFile("w+", encoding="utf-8") as printed:
         for rank in range(ranks):
-            given = environment() | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            given = environment() | place | _allocator(words) | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             started.append(subprocess.Popen(command, env=given, stdout=printed, stderr=subprocess.STDOUT))
         for process in started:
             _, status, usage = os.wait4(process.pid, 0)

@@ -10,6 +10,7 @@ docs/tasks.md. Half an hour on two idle cores.
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -35,6 +36,7 @@ def train(recipe: str, seed: int, control: bool, quick: bool) -> None:
     out = RUNS / name_of(recipe, seed, control)
     if (out / "evaluation.json").exists():
         return
+    shutil.rmtree(out, ignore_errors=True)  # of a run that was stopped
     words = [sys.executable, "-m", "operant", "train", recipe, "--seed", str(seed), "--out", str(out)]
     words += (["--reward", f"benchmarks/shuffled.py:{recipe}"] if control else []) + (QUICK if quick else [])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import operant
+from benchmarks.kept import whole
 from operant.data.replies import labelled_task
 
 ROOT = Path(__file__).parents[1]
@@ -116,6 +117,7 @@ def by_model(name: str, number: int, train: list[dict[str, str]], test: list[dic
         threads="1",
         out=RUNS / f"{name.partition(',')[0]}-{number}",
     )
+    whole(run)
     assert run.after is not None
     return {"minutes": (time.process_time() - begin) / 60, **run.after.chosen()}
 

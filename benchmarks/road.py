@@ -1,4 +1,4 @@
-"""The road from taste to a trained model: `python -m benchmarks.road`, twenty minutes of processor time a row.
+"""From labels to a trained model: `python -m benchmarks.road`, twenty minutes of processor time a row.
 
 Walks `recipes/rlhf.py` three times for each seed: with the stand-in's labels, and with labels that mean nothing
 (`shuffled`): 1,000 labels, 60 steps of PPO, 1,000 labels of the trained policy's replies, PPO from the start again. And

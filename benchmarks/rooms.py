@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import operant
-from benchmarks.kept import restore
+from benchmarks.kept import restore, whole
 from operant import Learner, Task
 from operant.api import runs
 from operant.apps.games.rooms import Rooms
@@ -123,6 +123,7 @@ def train(player: str, seed: int, minutes: float) -> tuple[dict[str, Any], Any]:
             curve.append([seconds, run.metrics[-1].get("game/won"), run.metrics[-1].get("reward/mean")])
         if seconds > 60 * minutes and run.metrics:
             break  # the run ends and is saved, like one that was interrupted
+    whole(run)
     few = curve[:: len(curve) // 100 + 1]
     return {"seconds": seconds, "steps": len(curve), "curve": few}, run.policy
 
@@ -170,6 +171,7 @@ def variant(name: str) -> None:
     plain: dict[str, Any] = {"quiet": True, "threads": "1", "probes": 0}
     sft: dict[str, Any] = {"algorithm": "sft", "steps": WARM, "batch": 32, "lr": 3e-4, "schedule": "linear"}
     run = operant.train("builtin:rooms", rows, out=out / "sft", **plain, **sft)
+    whole(run)
     found: dict[str, Any] = {"variant": name, "before": evaluate(run.policy, world, world.games("test"), 2)}
     begin = time.process_time()
     ppo = (
@@ -179,6 +181,7 @@ def variant(name: str) -> None:
         | changes
     )
     run = operant.train(**ppo)
+    whole(run)
     found |= {"seconds": time.process_time() - begin, "after": evaluate(run.policy, world, world.games("test"), 2)}
     found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     (RUNS / f"{out.name}.json").write_text(json.dumps(found))

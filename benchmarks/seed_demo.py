@@ -8,6 +8,7 @@ is not repeated. Writes `benchmarks/results/seed-demo.json`; the page of the run
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ def main() -> None:
     size = ["--data.query-tokens", "2-8", "--steps", steps, "--batch", batch]
     size += ["--minibatch", "4"] if given.quick else []
     if not (RUN / "evaluation.json").is_file():
+        shutil.rmtree(RUN, ignore_errors=True)  # of a run that was stopped
         words = ["train", "sentiment", "--tasks", str(given.data / "imdb_train.jsonl.gz"), *size, "--threads", "1"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         subprocess.run([sys.executable, "-m", "operant", *words, "--out", str(RUN)], check=True, env=environment)

@@ -8,6 +8,7 @@ methods with shuffled rewards, each with one thread, into `runs/bench-methods`. 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,7 @@ def train(name: str, seed: int, quick: bool) -> None:
     out = place(name)
     if (out / "evaluation.json").exists():
         return
+    shutil.rmtree(out, ignore_errors=True)  # of a run that was stopped
     words = [sys.executable, "-m", "operant", "train", "sentiment", "--seed", str(seed), "--out", str(out)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     words += KINDS[name] + (QUICK if quick else [])

@@ -8,6 +8,7 @@ figure to `docs/figures/sentiment-seeds.svg`. Finished runs are not repeated. Ha
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,7 @@ def train(name: str, seed: int, control: bool, quick: bool = False) -> None:
     out = RUNS / name
     if (out / "evaluation.json").exists():
         return
+    shutil.rmtree(out, ignore_errors=True)  # of a run that was stopped
     words = [sys.executable, "-m", "operant", "train", "sentiment", "--seed", str(seed), "--out", str(out)]
     words += (["--reward", CONTROL] if control else []) + (QUICK if quick else [])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

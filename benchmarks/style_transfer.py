@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
-from benchmarks.kept import restore
+from benchmarks.kept import restore, whole
 from benchmarks.timed import spent
 from operant import Rollout, Task
 from operant.api import runs
@@ -167,6 +167,7 @@ def one(name: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
         if not run.metrics:
             before = run.learner.play(asked, sampling=greedily(run), stream="evaluate")[0].reply
         scores = [m["reward/mean"] for m in run.metrics]
+    whole(run)
     after = run.learner.play(asked, sampling=greedily(run), stream="evaluate")[0].reply
     row = {"name": name, "seed": seed, "steps": given.steps, "seconds": spent() - begin, "prompt": after}
     row |= {"prompt_before": before, "curve": scores}
@@ -201,7 +202,8 @@ def main() -> None:
     asked = [(name, "0") for name in (*JUDGES, *given.only.split(",")) if name != "soft_q"]
     asked += [("soft_q", seed) for seed in given.seeds.split(",") if "soft_q" in given.only.split(",")]
     for name, seed in asked:
-        if not place({"name": name, "seed": seed}).is_file():
+        made = RUNS / name if name in JUDGES else RUNS  # a kept row has left no model
+        if not (place({"name": name, "seed": seed}).is_file() and made.is_dir()):
             words = [sys.executable, "-m", "benchmarks.style_transfer", "--one", name, seed]
             for option in ("data", "masked_lm", "steps", "train", "test", "rows"):
                 words += [f"--{option.replace('_', '-')}", str(getattr(given, option))]

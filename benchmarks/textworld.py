@@ -31,7 +31,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import operant
-from benchmarks.kept import restore
+from benchmarks.kept import restore, whole
 from benchmarks.rooms import evaluate
 from operant.api import runs
 from operant.apps.games import textworld
@@ -190,6 +190,7 @@ def trained(kind: str, size: str, choose: bool, minutes: float, seed: int) -> No
     sft: dict[str, Any] = {"algorithm": "sft", "steps": PASSES * len(rows) // 32, "batch": 32, "lr": 5e-4}
     sft["schedule"] = "linear"
     run = operant.train(reader(size), str(folder / "walkthroughs.jsonl"), out=folder / "sft", **plain, **sft)
+    whole(run)
     found: dict[str, Any] = {"games": kind, "size": size, "choose": choose, "seed": seed, "max_turns": turns}
     found["sft"] = evaluate(run.policy, world, world.games("test"))
     ppo = plain | {"recipe": "textworld", "policy": str(run.path / "export"), "steps": 100_000, "schedule": "constant"}
@@ -200,6 +201,7 @@ def trained(kind: str, size: str, choose: bool, minutes: float, seed: int) -> No
         found["seconds"] = time.process_time() - begin
         if found["seconds"] > 60 * minutes and run.metrics:
             break  # the run ends and is saved, like one that was interrupted
+    whole(run)
     found |= {"steps": len(run.metrics), "ppo": evaluate(run.policy, world, world.games("test"))}
     (RUNS / f"{folder.name}.json").write_text(json.dumps(found))
     print(json.dumps(found), flush=True)
@@ -235,6 +237,7 @@ def reader(size: str) -> str:
         options |= {"steps": READ_STEPS, "warmup": 0.05, "schedule": "linear", "out": folder / "sft"}
         start = "builtin:rooms" if size == "0.5M" else _larger(folder / "start")
         run = operant.train(start, str(folder / "random.jsonl"), **options)
+        whole(run)
         (run.path / "export").rename(folder / "export")
     return str(folder / "export")
 
@@ -283,11 +286,7 @@ def all_trained(only: str | None, minutes: float, seeds: list[int], at_once: int
     reader("0.5M")  # by one process; the rows share it
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(run, rows))
-    found = [
-        json.loads((RUNS / f"{_row_name(*row)}.json").read_text())
-        for row in rows
-        if (RUNS / f"{_row_name(*row)}.json").is_file()
-    ]
+    found = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*.json"))]
     _write("trained", found, passes=PASSES, read_steps=READ_STEPS)
 
 

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept import whole
 from operant.api import runs
 
 
@@ -25,5 +26,6 @@ def train_for(minutes: float, out: Path, **options: Any) -> tuple[dict[str, Any]
             curve.append([seconds, *(run.metrics[-1].get(name) for name in ("reward/mean", "kl/per_reply"))])
         if seconds > 60 * minutes:
             break  # the run ends and is saved, like one that was interrupted
+    whole(run)
     few = curve[:: len(curve) // 50 + 1]
     return {"seconds": seconds, "steps": len(curve), "curve": few}, run.policy

@@ -24,6 +24,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import operant
+from benchmarks.kept import whole
 from benchmarks.shuffled import in_another_order
 from benchmarks.timed import spent
 from operant import Task
@@ -51,13 +52,13 @@ def problems(count: int, seed: int, part: Part = "train") -> list[tuple[str, str
 def demonstrations(count: int, seed: int) -> list[dict[str, str]]:
     """Rows of supervised training, a turn each: an answer at once or a call, and what comes behind two calls."""
     chance, rows = random.Random(seed), []
-    for product, whole, answer in problems(count, seed):
-        prompt, value = f"{whole}=", str(eval(product))
+    for product, asked, answer in problems(count, seed):
+        prompt, value = f"{asked}=", str(eval(product))
         first = CALL.format(product) if chance.random() < CALLED else answer
         rows.append({"prompt": prompt, "completion": first})
         if chance.random() > FOLLOWED:
             continue
-        calls = [(product, value), (f"{value}+{whole.split('+')[1]}", answer)]
+        calls = [(product, value), (f"{value}+{asked.split('+')[1]}", answer)]
         for call, result in calls:
             if call != product:
                 rows.append({"prompt": prompt, "completion": CALL.format(call)})
@@ -139,6 +140,7 @@ def one(method: str, seed: int, quick: bool) -> None:
         apart = spent() - begin - seconds
         if late:
             break
+    whole(run)
     row = {"method": method, "seed": seed, "curve": curve}
     (place / "row.json").write_text(json.dumps(row) + "\n", encoding="utf-8")
 

@@ -1,11 +1,12 @@
-"""The road from taste to a trained model: `python recipes/rlhf.py --work runs/rlhf`, twenty minutes on two cores.
+"""From labels to a trained model: `python recipes/rlhf.py --work runs/rlhf`, twenty minutes on two cores.
 
 Each step is a command that is printed before it runs, and that is left out if its result exists:
 
 1. `sft`: supervised training on texts of your own (`--reviews FILE`); without them, `builtin:reviews-lm` is the start;
-2. replies: four to each of 1,000 openings of film reviews;
+2. replies: four to each of 1,000 prompts, which are 403 openings of film reviews, two or three times each;
 3. labels: somebody picks the best of each four, at the page (`--labeller page`), or a stand-in whose taste is declared
-   (`operant.tools.labels.stand_in`), by default; a fifth of the openings is held out;
+   (`operant.tools.labels.stand_in`), by default; a fifth of the prompts is held out,
+   with other replies to openings that are trained on;
 4. `rm-1`: a reward model is trained on the picks;
 5. `ppo-1`: PPO against it, with a KL penalty;
 6. again from step 2 with replies of `ppo-1` (`--rounds 2`), where the reward model learns from all labels;

@@ -36,18 +36,17 @@ def measured(place: Place, shape: str, options: dict[str, Any]) -> dict[str, flo
     build = place.seconds(lambda: built.append(place.learner(shape, **fixed, **options)))
     learner = built.pop()
 
-    metrics: list[dict[str, float]] = []
-
     def step() -> None:
         generated = learner.generate(queries(replies, 8))
-        metrics.append(learner.step(generated, scores(generated)))
+        learner.step(generated, scores(generated))
 
     first, seconds = place.seconds(step), place.seconds(step)
+    (updated,) = place.updates(learner, step, 1)
     trained = sum(p.numel() for p in learner.policy.trainable())
     whole = sum(p.numel() for p in learner.policy.parameters())
     sizes = {"parameters_m": whole / 1e6, "trained_m": trained / 1e6}
     if not options:
         work = fixed["epochs"] * flops.flops(learner.policy, replies * (8 + tokens), replies * tokens)
-        sizes["update_tflops"] = work / metrics[-1]["time/update"] / 1e12
+        sizes["update_tflops"] = work / updated / 1e12
         sizes["mfu"] = sizes["update_tflops"] / flops.nominal(sizes["update_tflops"])
     return {"build_seconds": build, "first_seconds": first, "step_seconds": seconds, "gb": peak.most(), **sizes}

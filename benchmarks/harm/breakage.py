@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harm.ground import DiskOperation, Ground, Outcome, Seam, die, finish, watched
+from benchmarks.harm.ground import KILLED, DiskOperation, Ground, Outcome, Seam, die, finish, watched
 from benchmarks.harm.trials import SENTENCE, fork, playing, wait
 
 NEW_USER, NEW_MOUNTS = 0x10000000, 0x00020000
@@ -78,7 +78,9 @@ def power(ground: Ground, start: Path | None, number: int, operation: DiskOperat
         die(operation, path)
 
     outcome = Outcome("power that goes at an operation", " ".join(operation), kills=1)
-    wait(fork(partial(watched, ground.job, out, Both(off, number)), ground.log(out)))
+    status = wait(fork(partial(watched, ground.job, out, Both(off, number)), ground.log(out)))
+    if status != KILLED:
+        outcome.wrong.append(f"the operation was not reached: the run ended with {status}")
     return finish(ground, out, outcome)
 
 
