@@ -254,9 +254,10 @@ def faults() -> str:
 
 FAULTS = """# Faults by symptom
 
-What goes wrong in a run, by what you see. A run looks for each of these by itself, at every step, and names it with its
-own numbers on the console, in the report and in `operant report RUN`; from Python `operant.diagnose(learner)`. An error
-that stops a command has [a page of its own](mistakes.md). This page is generated from the diagnosis: `make docs`.
+What goes wrong in a run, by what you see. A run looks for these by itself, every few seconds, and names them with its
+own numbers in the report and in `operant report RUN`, and all but notes on the console; from Python
+`operant.diagnose(learner)`. An error that stops a command has [a page of its own](mistakes.md). This page is generated
+from the diagnosis: `make docs`.
 """
 
 
@@ -436,7 +437,7 @@ def _told(recipe: str) -> str:
     table = "| prompt | before | after |\n|---|---|---|\n"
     for reply in run["replies"][:4]:
         table += f"| {' | '.join(_quoted(reply[key]) for key in ('query', 'before', 'after'))} |\n"
-    return f"{table}\nThe first held-out prompts of seed {run['seed']}. Made by `{results['command']}`.\n"
+    return f"{table}\nHeld-out prompts of seed {run['seed']}. Made by `{results['command']}`.\n"
 
 
 def _rooms(found: dict[str, Any]) -> str:

@@ -161,8 +161,7 @@ def test_a_module_that_uses_torch_when_it_is_imported_has_the_real_one(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "preset"),
-    [("letters", None), ("letters", "trl"), ("letters", "textworld"), ("sentiment", None)],
+    ("recipe", "preset"), [("letters", None), ("letters", "trl"), ("letters", "textworld"), ("sentiment", None)]
 )
 def test_the_values_of_the_help_are_those_of_the_run(recipe, preset):
     for method in (name for name, row in ALGORITHMS.items() if not row.needs.policy):  # it refuses a reward

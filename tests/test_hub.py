@@ -62,10 +62,7 @@ class Refused(Exception):
         self.response = SimpleNamespace(status_code=status)
 
 
-@cases(
-    (Refused(404), "no such model"),
-    (ConnectionError("name resolution"), "cannot be downloaded .ConnectionError"),
-)
+@cases((Refused(404), "no such model"), (ConnectionError("name resolution"), "cannot be downloaded .ConnectionError"))
 def test_a_refused_name_is_no_network_trouble(error, said, monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 

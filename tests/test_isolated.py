@@ -206,10 +206,7 @@ def test_a_function_is_found_by_its_name_or_refused(tmp_path):
     assert spec_of(mine) == f"{tmp_path / 'own.py'}:Mine" and spec_of(mine.__base__) == "collections:OrderedDict"
 
 
-@cases(
-    ("if __name__ == '__main__':", "scored [2.0]"),
-    ("if True:", "put the code that starts the run under"),
-)
+@cases(("if __name__ == '__main__':", "scored [2.0]"), ("if True:", "put the code that starts the run under"))
 def test_a_function_of_the_script_itself(guard, printed, tmp_path, capsys):
     """It is found by its file; if the worker would run the whole script again, the error says how to prevent that."""
     script = f"""

@@ -284,10 +284,7 @@ def test_a_rate_far_above_those_of_its_size_is_said(millions, rate, method, usua
     assert [usual in note for note in said] == [True] * (usual is not None)
 
 
-@cases(
-    (["the film", "der Film"], "prompts of unknown tokens alone ([UNK]): 1 of 2; "),
-    (["the film", "a Film"], None),
-)
+@cases((["the film", "der Film"], "prompts of unknown tokens alone ([UNK]): 1 of 2; "), (["the film", "a Film"], None))
 def test_prompts_that_the_policy_cannot_read_are_said(texts, said):
     tokenizer = word_tokenizer()
     learner = SimpleNamespace(policy=SimpleNamespace(tokenizer=tokenizer))
