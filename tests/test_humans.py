@@ -94,9 +94,8 @@ def test_people_are_one_reward_among_others(tmp_path):
         assert store.kind == "good"
     answering(path, lambda item: {"good": [item.replies[0] == "eee"]})
     judged = operant.rewards.judge(reward, rollouts("eee", "abc"))
-    assert judged.parts["humans"] == [1, 0]
-    assert set(judged.parts) == {"humans", "letters"}
-    with pytest.raises(OperantError, match="minutes=0 above 0"):
+    assert judged.parts["humans"] == [1, 0] and set(judged.parts) == {"humans", "letters"}
+    with pytest.raises(OperantError, match="minutes=0 must be above 0"):
         resolve(f"humans:{path}", {"minutes": 0})
     with pytest.raises(OperantError, match="needs the database"):
         resolve("humans")

@@ -24,8 +24,7 @@ def by_hand(learner, target, *, gamma, turn_gamma, tau, cql, bc, awac):
     model, head, twin = learner.policy.model, learner.policy.value_head, target.value_head
 
     def states(of, prompt, action):
-        ids = torch.tensor([prompt + action])
-        return of(ids, output_hidden_states=True).hidden_states[-1][0, len(prompt) - 1 : -1]
+        return of(torch.tensor([prompt + action]), output_hidden_states=True).hidden_states[-1][0, len(prompt) - 1 : -1]
 
     rows, total, count = [], 0.0, 0
     for prompt, action in zip(QUERIES, REPLIES, strict=True):
@@ -191,8 +190,7 @@ def test_a_run_is_guided_resumes_and_its_export_can_be_guided(tmp_path):
     whole = train(lm(vocab=40), out=tmp_path / "whole", steps=2, **given)
     assert whole.metrics[0]["rollout/logprob_gap"] < 1e-3, "log-probs of guided replies are scored without guidance"
     train(lm(vocab=40), out=tmp_path / "half", steps=1, **given)
-    half = train(lm(vocab=40), out=tmp_path / "half", steps=2, resume=True, **given)
-    assert same(half, whole)
+    assert same(train(lm(vocab=40), out=tmp_path / "half", steps=2, resume=True, **given), whole)
     policy, engine = trained(tmp_path / "whole")
     assert torch.equal(policy.value_head.two[-1].weight, whole.policy.value_head.two[-1].weight)
     replies = engine.generate([[5, 6]] * 4, Sampling(max_tokens=3, guidance=50.0, stop_tokens=(-1,)), [1, 2, 3, 4])
@@ -200,7 +198,7 @@ def test_a_run_is_guided_resumes_and_its_export_can_be_guided(tmp_path):
 
 
 def test_guidance_without_q_values_is_a_sentence():
-    with pytest.raises(OperantError, match="the policy has no Q values to guide it"):
+    with pytest.raises(OperantError, match="the policy has no Q values; train some"):
         Policy(lm()).forward(Batch.given([[3]], [[4]]), Sampling(guidance=1.0))
     with pytest.raises(OperantError, match="algorithm ilql needs Q values of every action"):
         Learner(Policy(lm(), value=ValueOptions()), algorithm="ilql").step(QUERIES, REPLIES, SCORES)

@@ -113,7 +113,7 @@ def test_a_world_evaluates_nothing_where_the_word_none_says_so(given):
         assert sources(train, {}, Rooms())[1] is None and not train.evaluates
     for options in ({"env": "rooms"}, as_mapping(configure({"env": "rooms"}))):
         assert sources(configure(options).train, {}, Rooms())[1] == Rooms().games("test") != []
-    with pytest.raises(OperantError, match="evaluate='10%': the tasks are the environment's own, which keeps some for"):
+    with pytest.raises(OperantError, match="evaluate='10%': the tasks are the world's own, which keeps some for"):
         configure({"env": "rooms", "evaluate": "10%"})
     assert configure({"tasks": ["ab"], "reward": "letters:e", "evaluate": given}).train.evaluate in (None, False)
 

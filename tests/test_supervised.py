@@ -99,8 +99,7 @@ def test_the_loss_is_the_cross_entropy_of_the_replies(kind):
     assert metrics["loss/total"] == pytest.approx(metrics["supervised/loss"])
     assert not [name for name in metrics if name.startswith(("reward/", "kl/", "value/"))]
     tasks = [Task(str(i), p, replies=(r,)) for i, (p, r) in enumerate(pairs)]
-    rollouts = Demonstrations(letters(), STOP, encoder_decoder=kind == "t5").rollouts(tasks)
-    found = reply_losses(rollouts, learner.policy)
+    found = reply_losses(Demonstrations(letters(), STOP, encoder_decoder=kind == "t5").rollouts(tasks), learner.policy)
     assert [g.nats for g in found] == pytest.approx(right, rel=1e-6)
     assert [g.bytes for g in found] == [len(r) for _, r in pairs]
 
@@ -181,7 +180,7 @@ def test_rows_that_are_learnt_by_heart_are_a_finding(files, tmp_path):
     ({"samples": 2}, "it has demonstrations; use 1"),
     ({"score.scale": True}, "algorithm sft has no reward"),
     ({"query_tokens": 5}, "demonstrations need their whole prompts"),
-    ({"reference": "builtin:reviews-lm"}, "algorithm sft has no reference model"),
+    ({"reference": "builtin:reviews-lm"}, "algorithm sft has no reference; leave"),
     ({"data.loss_on": "some"}, "replies or all"),
     (
         {"loss_on": "all", "algorithm": "ppo", "reward": len},

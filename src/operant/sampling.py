@@ -278,8 +278,7 @@ def check_ids(ids: Sequence[int], vocabulary: int, what: str) -> None:
     if ids and (min(ids) < 0 or max(ids) >= vocabulary):
         odd = next(token for token in ids if not 0 <= token < vocabulary)
         raise OperantError(
-            f"{what} holds the id {shown(odd)}, but the model has 0 to {vocabulary - 1}: "
-            "do tokenizer and model belong together?"
+            f"{what} holds the id {shown(odd)}, but the model has 0 to {vocabulary - 1}: is this its tokenizer?"
         )
 
 
@@ -455,9 +454,7 @@ def _templated(tokenizer: Tokenizer | None, messages: object, prompting: bool, *
         return tokenizer.apply_chat_template(messages, add_generation_prompt=prompting, **kwargs)
     except Exception as error:  # a template is code, and may raise anything
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        raise OperantError(
-            f"the chat template fails on the messages {shown(messages)} ({why}): correct one of them"
-        ) from error
+        raise OperantError(f"the chat template fails on {shown(messages)} ({why}): correct one of them") from error
 
 
 def _ids(tokenizer: Tokenizer, text: str, **kwargs: object) -> list[int]:

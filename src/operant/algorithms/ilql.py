@@ -19,9 +19,8 @@ operant train --algorithm ilql --tasks prompts.txt --reward letters:e --evaluati
 operant generate runs/ilql --guidance 8 --prompt "You are in"
 ```
 
-- **Recorded episodes** come from a file, `--replies FILE`, or from Python:
-  `learner.step(queries, responses, scores, episodes=...)`. No probability of theirs is needed. Without them the policy
-  plays, guided if `sampling.guidance` is not 0.
+- **Recorded episodes** come from `--replies FILE` or `learner.step(queries, responses, scores, episodes=...)`, without
+  their probabilities. If there are none, the policy plays, guided if `sampling.guidance` is not 0.
 - `advantage.gamma` is the discount between the tokens of a reply, and `advantage.turn_gamma` stands beside it between
   turns. `loss.tau` is the expectile, `loss.cql_coef` is $\alpha$, `loss.bc_coef` is $\beta_{bc}$.
 - Q values take two times the vocabulary, for each token that is drawn or trained on; in training they exist in chunks,

@@ -73,8 +73,7 @@ def exchanged(batch: Batch) -> Batch | None:
     prompts = list(by_prompt.values())
     if len(prompts) == 1:
         raise OperantError(
-            "algorithm kto reads each prompt with the reply to another one, and here is one alone: a step (batch), "
-            "held-out rows and probes need two each"
+            "algorithm kto reads replies to other prompts, and here is one alone: raise batch, held-out rows or probes"
         )
     pairs = [
         (found, before[number % len(before)])

@@ -58,8 +58,7 @@ def usable(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole:
         return good_or_bad(labels, loss, whole=whole)
     if kind != "rating":
         with_ties = kind == "pairwise" and loss["ties"] != "none"
-        several = [len(of_prompt) > 1 for of_prompt in labels]
-        return several if with_ties and any(several) else paired(labels, loss, whole=whole)
+        return many if with_ties and any(many := [len(of) > 1 for of in labels]) else paired(labels, loss, whole=whole)
     if whole and len({label for of_prompt in labels for label in of_prompt}) == 1:
         raise OperantError(f"all ratings are {labels[0][0]:g}: there is nothing to learn from them")
     return [True] * len(labels)

@@ -23,6 +23,7 @@ from operant.types import Batch, OperantError, shown
 FAILS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError)
 """Exceptions that a model raises when it cannot be called in some way."""
 
+_warn_once = cache(warnings.warn)
 TOLERANCE = 2e-3
 """Largest difference, relative to the largest state: far above the rounding of float32, far below any real fault."""
 
@@ -75,11 +76,6 @@ def packs_exactly(policy: HiddenStates) -> bool:
     if not exact and (asked == "on" or replaceable):  # no warning for architectures that declare no support
         _warn_once(f"rows of {type(policy.model).__name__} are padded, not packed: {why}")
     return exact
-
-
-@cache
-def _warn_once(text: str) -> None:
-    warnings.warn(text, stacklevel=2)
 
 
 @torch.no_grad()

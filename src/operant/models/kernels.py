@@ -66,8 +66,7 @@ class Packing:
         self.replaceable = all(getattr(model, f"_supports_{what}", 0) for what in ("attention_backend", "flash_attn"))
         """Whether the architecture declares that it looks attention up by name and passes everything as arguments."""
         windows = [getattr(c, name, None) for c in self.configs for name in WINDOWS]
-        self.by_columns = any(hasattr(c, "window_size") and c.window_size for c in self.configs)
-        """Whether a window counts columns of the cache, as GPT-Neo's, where branches stand apart from their row."""
+        self.by_columns = any(hasattr(c, "window_size") and c.window_size for c in self.configs)  # as GPT-Neo's window
         self.window = min((n for n in windows if isinstance(n, int) and n > 0), default=None)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

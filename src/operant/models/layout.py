@@ -44,9 +44,8 @@ def in_front(virtual: Sequence[int], batch: Batch) -> Batch:
     if not virtual:
         return batch
     ids = torch.tensor(virtual, device=batch.tokens.device).expand(len(batch), -1)
-    mask, actions = (
-        functional.pad(x, (len(virtual), 0), value=new) for x, new in ((batch.mask, True), (batch.actions, False))
-    )
+    sides = (batch.mask, True), (batch.actions, False)
+    mask, actions = (functional.pad(x, (len(virtual), 0), value=new) for x, new in sides)
     return batch.with_(tokens=torch.cat([ids, batch.tokens], 1), mask=mask, actions=actions)
 
 

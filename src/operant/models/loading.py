@@ -71,9 +71,7 @@ def load_policy(
     if isinstance(name, (Policy, PolicyBase)):
         if part := next((part for part in parts if part.on), None):
             how = ("lora", "soft", "mlp")[parts.index(part)]
-            raise OperantError(
-                f"lora.*, soft_prompt.* or output_mlp.* with an existing Policy: use load_policy(name, {how}={part!r})"
-            )
+            raise OperantError(f"{how} with an existing Policy: use load_policy(name, {how}={part!r})")
         if isinstance(name, PolicyBase):
             name.check()
         return name
@@ -117,8 +115,7 @@ def load_policy(
         raise OperantError(f"lora.quantise={lora.quantise}: quantised weights are not trained; set lora.rank")
     how = {} if lora.quantise == "none" else BESIDE["lora"].quantisation(lora.quantise, options.dtype, device)
     model = load_model(base, options.dtype, how)
-    whole = not adapters.adapted(model)
-    require(whole, f"{base} holds a model and an adapter of it: move its {adapters.CONFIG} elsewhere, for lora.adapter")
+    require(not adapters.adapted(model), f"{base} holds a model and an adapter of it: move {adapters.CONFIG} away")
     tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)
     if kind is not None:
         kind.attach_saved(model, folder)
@@ -233,8 +230,7 @@ def _critic_network(model: LanguageModel, value: ValueOptions, saved: Path | Non
     if saved is not None:
         network = load_policy(saved / "network").model  # which may have a soft prompt
     elif value.critic == "copy":
-        kept = hasattr(model, "save_pretrained")
-        require(kept, f"value.critic=copy: a {type(model).__name__} cannot be saved as a critic; leave it out")
+        require(hasattr(model, "save_pretrained"), f"value.critic: no {type(model).__name__} can be saved; drop it")
         network = deepcopy(model, shared(model))
     else:
         network = load_model(Path(find_model(value.critic)))
@@ -390,8 +386,6 @@ def saved_action_values(folder: Path) -> ValueOptions | None:
     options = _saved_options(path.parent, ValueOptions())  # a critic of its own, say, which has no Q values
     return replace(options, actions=True) if json.loads(path.read_text(encoding="utf-8")).get("actions") else None
 
-
-# --- copies of the models that training started from, at which a resumed run looks ------------------------------------
 
 START = "start"
 MODELS = {"policy": "policy", "reference": "reference", "lora.adapter": "adapter", "value.critic": "critic"}

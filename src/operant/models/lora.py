@@ -176,8 +176,8 @@ def _new_config(model: LanguageModel, options: LoraOptions) -> LanguageModel:
     widest = max(min(p.shape) for p in model.parameters() if p.ndim == 2)
     if options.rank > widest:
         raise OperantError(f"lora.rank={options.rank}: it must be at most {widest}, the width of the widest layer here")
-    here = [f".{name}" for name, _ in model.named_modules()]
-    odd = [one for one in options.targets if not every and not any(name.endswith(f".{one}") for name in here)]
+    here = [f".{name}" for name, _ in model.named_modules()] if not every else []
+    odd = [one for one in options.targets if here and not any(name.endswith(f".{one}") for name in here)]
     require(len(odd) in (0, len(options.targets)), f"lora.targets: no layer here is called {', '.join(odd)}")
     return _peft().LoraConfig(
         r=options.rank,
@@ -237,8 +237,7 @@ def _fill(model: LanguageModel, weights: Mapping[str, torch.Tensor], what: objec
     wanted = {name.removeprefix(PREFIX) for name in tensors(model)}
     if odd := wanted ^ {name.removeprefix(PREFIX) for name in weights}:
         raise OperantError(
-            f"{what} does not fit this {type(model).__name__} ({', '.join(sorted(odd)[:3])}): is it of "
-            "another model, or damaged?"
+            f"{what} does not fit this {type(model).__name__} ({', '.join(sorted(odd)[:3])}): is it another model's?"
         )
     try:
         _peft().set_peft_model_state_dict(model, dict(weights), adapter_name=next(iter(model.peft_config)))

@@ -81,8 +81,7 @@ def _head(model: LanguageModel) -> Any:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if not isinstance(getattr(head, "weight", None), Tensor):
         raise OperantError(
-            f"output_mlp.width: {type(model).__name__} has no output head that is one matrix; leave it out, or train "
-            "another model"
+            f"output_mlp.width: {type(model).__name__} has no output head that is one matrix; take another model"
         )
     return head
 

@@ -246,8 +246,7 @@ class Policy(HiddenStates):
             return self.logits
         if not isinstance(head, ActionValueHead):
             raise OperantError(
-                f"sampling.guidance={times:g}: the policy has no Q values to guide it; train some (algorithm=ilql), or "
-                "leave it out"
+                f"sampling.guidance={times:g}: the policy has no Q values; train some (algorithm=ilql), or leave it out"
             )
         return lambda states: self.logits(states) + times * head.least(states)
 

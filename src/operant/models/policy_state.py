@@ -46,7 +46,7 @@ class PolicyState:
         weights, then = trained_weights(self.policy), state.get("trained", state)
         if odd := sorted(weights.keys() ^ then.keys()):
             raise OperantError(
-                f"the checkpoint trains other weights than this run ({', '.join(odd[:3])} ...): resume with its options"
+                f"the checkpoint trains other weights ({', '.join(odd[:3])} ...): resume with its options"
             )
         if state["frozen"] != self.frozen:
             raise OperantError(

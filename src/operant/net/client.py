@@ -153,8 +153,7 @@ class Client:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
             with self.fetch(Request(address, body.encode(), headers), timeout=self.timeout) as response:
-                secret = key if len(key) >= 16 else ""  # a shorter one is a word, such as EMPTY or ollama
-                return without(secret, self.received(address, response))
+                return without(key * (len(key) >= 16), self.received(address, response))  # and not a word such as EMPTY
         except HTTPError as error:
             answer = b""
             with error, suppress(OSError, HTTPException):  # it may break off

@@ -46,7 +46,7 @@ class Wrapper(RewardBase):
 
 def held_out(reward: RewardFn) -> RewardFn:
     """The reward as it judges single replies, such as held-out ones: compared with no others, and without a critic."""
-    return reward.held_out() if isinstance(reward, RewardBase) else reward
+    return with_defaults(reward, RewardBase).held_out() or reward
 
 
 def every_part(reward: object) -> Iterator[object]:

@@ -125,9 +125,7 @@ def fault(step: object) -> str | None:
             return f"{name}={shown(getattr(step, name))}; it must be {rule}"
     for name, said in (("text", [step.text]), ("options", options or ()), ("examples", [e[0] for e in step.examples])):
         if any(map(SURROGATE.search, said)):
-            return (
-                f"{name}={shown(getattr(step, name))}, which holds half a surrogate pair: cut texts between characters"
-            )
+            return f"{name}={shown(getattr(step, name))}, which holds half a surrogate pair: cut between characters"
     return None
 
 

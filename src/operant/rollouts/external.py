@@ -49,7 +49,10 @@ def to_rollouts(
     are texts.
     """
     count = len(queries)
-    called = range(count) if episodes is None else episodes, [None] * count if groups is None else groups
+    called: tuple[Any, Any] = (
+        range(count) if episodes is None else episodes,
+        [None] * count if groups is None else groups,
+    )
     names, together = ([x.item() if hasattr(x, "item") else x for x in some] for some in called)
     paid = [0.0] * count if rewards is None else [_number(r, i) for i, r in enumerate(rewards)]
     ahead = [0.0] * count if next_values is None else [_number(v, i, "next value") for i, v in enumerate(next_values)]

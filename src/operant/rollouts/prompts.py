@@ -96,9 +96,7 @@ def sibling(rollouts: Sequence[Rollout], scores: Sequence[float | None], right: 
         raise OperantError("teacher.hint=sibling: the replies have no scores; give a reward, or name another hint")
     known = [(score, i) for i, score in enumerate(scores) if score is not None and score >= right]
     good = [i for _, i in sorted(known, key=lambda one: -one[0])]
-    best = [
-        next((i for i in good if i != own and rollouts[i].group == r.group), None) for own, r in enumerate(rollouts)
-    ]
+    best = [next((i for i in good if i != at and rollouts[i].group == r.group), None) for at, r in enumerate(rollouts)]
     replies = [rollout.reply or rollout.turns[-1].action for rollout in rollouts]  # ids where nothing decodes them
     return [feedback(r) if i is None else replies[i] for i, r in zip(best, rollouts, strict=True)]
 
@@ -128,9 +126,7 @@ class TeacherOptions:
         if not callable(self.hint):
             HINTS.find(self.hint)
         if self.template.count("{prompt}") != 1 or self.template.count("{hint}") != 1:
-            raise OperantError(
-                f"teacher.template={self.template!r}: it must contain {{hint}} and {{prompt}}, once each"
-            )
+            raise OperantError(f"teacher.template={self.template!r}: it must hold {{hint}} and {{prompt}}, once each")
         check_bounds(self, "teacher")
 
 

@@ -363,14 +363,11 @@ def _check_together(config: Config) -> None:
         )
     if share(train.evaluate) is not None and train.tasks is None:
         raise OperantError(
-            f"evaluate={shown(train.evaluate)}: the tasks are the environment's own, which keeps some for tests; "
-            "leave it out"
+            f"evaluate={shown(train.evaluate)}: the tasks are the world's own, which keeps some for tests; leave it out"
         )
     if train.tasks is None and train.replies is None and not named_parts.has_games(train.env):
         more = ", or give the world games(split), a list of its own for the split (docs/worlds.md)" if train.env else ""
-        raise OperantError(
-            f"tasks is missing: pass --tasks, as in --tasks prompts.txt or --tasks builtin:openings/train{more}"
-        )
+        raise OperantError(f"tasks is missing: pass --tasks prompts.txt, or --tasks builtin:openings/train{more}")
     if train.form is not None and (train.tasks is None or algorithm.rows["labelled"]):
         why = "the environment has tasks of its own" if train.tasks is None else "its rows are labelled replies"
         raise OperantError(f"form={shown(train.form)} with algorithm={train.algorithm}: {why}; leave it out")
@@ -407,8 +404,7 @@ def _check_together(config: Config) -> None:
     of_replies = config.learner["learner"].select_unit == "episode"
     if kind == "count" and of_replies and number > train.batch:
         raise OperantError(
-            f"learner.select={selects} with batch={train.batch}: a step has fewer replies; use at most "
-            f"top:{train.batch}"
+            f"learner.select={selects} with batch={train.batch}: a step has fewer replies; at most top:{train.batch}"
         )
     if kind == "group" and of_replies and number >= train.samples:
         raise OperantError(
@@ -425,7 +421,7 @@ def _check_together(config: Config) -> None:
         raise OperantError(f"samples={train.samples} with algorithm={train.algorithm}: it has demonstrations; use 1")
     if "reference" not in algorithm.copies and train.reference not in ("copy", None):
         raise OperantError(
-            f"reference={shown(train.reference)}: algorithm {train.algorithm} has no reference model; leave it out"
+            f"reference={shown(train.reference)}: algorithm {train.algorithm} has no reference; leave it out"
         )
 
 

@@ -18,9 +18,11 @@ from typing import Any
 
 from operant.types import OperantError
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
-_NO_FOLDER = {errno.ENOTDIR, errno.ENOENT, errno.EEXIST}
+REMEDIES = {
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG): "free some space there, or choose a folder on another disk",
+    (errno.EROFS, errno.EACCES, errno.EPERM): "choose a folder that you may write to",
+    (errno.ENOTDIR, errno.ENOENT, errno.EEXIST): "a part of it is missing or no folder: check it, or choose another",
+}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOTSUP}
 """Errors of file systems (some network ones) that cannot sync a folder; they are ignored."""
 
@@ -34,15 +36,9 @@ def explained(path: str | Path, doing: str = "write") -> Iterator[None]:
         reason = (error.strerror or str(error)).lower()
         if doing == "read":
             remedy = "check that it is there and that you may read it"
-        elif error.errno in _FULL:
-            remedy = "free some space there, or choose a folder on another disk"
-        elif error.errno in _FORBIDDEN:
-            remedy = "choose a folder that you may write to"
-        elif error.errno in _NO_FOLDER:
-            remedy = "a part of that path is missing or is not a folder: check it, or choose another"
         else:
-            remedy = "check that disk, or choose another folder"
-        remedy += "" if doing == "read" else " (--out, where the command has it)"
+            known = [text for numbers, text in REMEDIES.items() if error.errno in numbers]
+            remedy = f"{[*known, 'check that disk, or choose another folder'][0]} (--out, where the command has it)"
         raise OperantError(f"cannot {doing} {path}: {reason}; {remedy}") from error
 
 

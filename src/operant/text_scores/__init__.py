@@ -83,9 +83,8 @@ class RewardBase:
     def read_held_out(self, tasks: Sequence[Task]) -> None:
         """The same of all held-out tasks."""
 
-    def held_out(self) -> Any:
-        """The reward as it judges held-out replies and probes."""
-        return self
+    def held_out(self) -> RewardFn | None:
+        """What judges held-out replies and probes in its place; None: it does so itself."""
 
     def usable(self, tasks: list[Task]) -> list[Task]:
         """The tasks without those that it leaves out."""
@@ -104,8 +103,7 @@ class RewardBase:
 class Score(RewardBase):
     """A number for each reply: `Rouge("rougeL")(rollouts)`, and so a reward. Options are the constructor's arguments.
 
-    `measured`, where there is one, returns what an evaluation logs instead: numbers of single replies (lists) and of
-    all replies (floats) by name.
+    `measured`, if there is one, returns what an evaluation logs, by name: a list of numbers of the replies, or a float.
     Raises: OperantError for a task that the score cannot judge, which it names.
     """
 

@@ -93,9 +93,7 @@ class BertScore(OfMeasures):
                 raise OperantError(f"{what} lacks weights ({', '.join(missing[:3])}); is it a model of transformers?")
             layers = found.model.config.get_text_config().num_hidden_layers
             if self.layer is not None and not 0 <= self.layer <= layers:
-                raise OperantError(
-                    f"bertscore.layer={self.layer}: {self.model} has the layers 0 (embeddings) to {layers}"
-                )
+                raise OperantError(f"bertscore.layer={self.layer}: {self.model} has layers 0 (embeddings) to {layers}")
             self._loaded = found._replace(model=encoder)
         return self._loaded
 

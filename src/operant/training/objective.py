@@ -93,9 +93,7 @@ def critic_and_rest(policy: Policy, what: str) -> tuple[nn.Module, list[nn.Param
     """
     critic = (policy.critic if policy.critic is not None else policy.value_head) if isinstance(policy, Policy) else None
     if critic is None:
-        raise OperantError(
-            f"{what} with a {type(policy).__name__}: use a transformers model with a value head or a critic network"
-        )
+        raise OperantError(f"{what} with a {type(policy).__name__}: use a transformers model with a critic")
     apart = {id(p) for p in critic.parameters()}
     return critic, [p for p in policy.trainable() if id(p) not in apart]
 

@@ -311,9 +311,7 @@ def _check_combinations(name: str, options: OptionGroups) -> None:
     if options["update"].per is not None and (algorithm.per == "source" or algorithm.unit not in ("episode", "turn")):
         raise OperantError(f"update.per={options['update'].per} with algorithm={name}: its loss compares; leave it out")
     if own.drop_equal and (algorithm.needs.samples < 2 or algorithm.source == "data"):
-        raise OperantError(
-            f"learner.drop_equal with algorithm={name}: it has no groups of equal rewards to drop; leave it out"
-        )
+        raise OperantError(f"learner.drop_equal with algorithm={name}: it has no equal rewards to drop; leave it out")
     sampling, needs = options["sampling"], algorithm.needs
     apart = needs.critic and not needs.action_values and algorithm.source == "play"
     apart = apart and algorithm.update != "trust-region"

@@ -40,9 +40,7 @@ def check_given(options: Mapping[str, object], optimizer: object, lr_scheduler: 
     if optimizer is not None and kind != OWN:
         raise OperantError(f"optimizer.kind={kind} beside an optimizer of your own: leave one of them out")
     if lr_scheduler is not None and optimizer is None:
-        raise OperantError(
-            "lr_scheduler without optimizer: pass the optimizer that it schedules, too, or set optimizer.schedule"
-        )
+        raise OperantError("lr_scheduler without optimizer: pass the optimizer, too, or set optimizer.schedule")
     if not (optimizer is None or callable(optimizer) or isinstance(optimizer, Optimizer)):
         raise OperantError(
             f"optimizer={shown(optimizer)} is of type {type(optimizer).__name__}: pass a torch.optim.Optimizer, or a "

@@ -44,7 +44,7 @@ from operant.objectives import kl, losses
 from operant.objectives.advantages import gae
 from operant.rewards import shaping
 from operant.rewards.shaping import RunningMoments
-from operant.types import Batch, OperantError, Outputs, require
+from operant.types import Batch, OperantError, Outputs, Tokenizer, require
 
 __getattr__ = lacking(__name__)
 KINDS = {"kl": "k1", "abs": "absolute", "mse": "k2"}
@@ -316,8 +316,7 @@ class PPOTrainer:
             require(len(query) and len(response), f"reply {i} has an empty query or response: each needs a token")
         if shapes := [tuple(score.shape) for score in scores if score.dim() > 1 or score.numel() != 1]:
             raise OperantError(f"a score must be a tensor with one number, not of shape {shapes[0]}")
-        wanted = [len(response) for response in responses]
-        fits = masks is None or [len(mask) for mask in masks] == wanted
+        fits = masks is None or [*map(len, masks)] == [*map(len, responses)]
         require(fits, "response_masks: give one for each response, with an entry for each of its tokens")
         moved = [[x.to(self.current_device) for x in given] for given in (queries, responses, scores)]
         at = None if masks is None else [mask.to(self.current_device) for mask in masks]
@@ -654,12 +653,12 @@ def _spread(x: Tensor) -> Tensor:
     return x.std() if len(x) > 1 else torch.full((), math.nan)
 
 
-def end_of(reply: Tensor, tokenizer: Any, width: int, generation_kwargs: Mapping[str, Any]) -> int:
+def end_of(reply: Tensor, tokenizer: Tokenizer, width: int, generation_kwargs: Mapping[str, object]) -> int:
     """Length of a reply [T] with its first end token. `width`: tokens of its query, 0 for an encoder-decoder, whose
     replies begin with a given token, which is the end token in BART."""
-    given, either = int(not width), (generation_kwargs.get("eos_token_id"), tokenizer.eos_token_id)
-    stops = [stop for some in either if some is not None for stop in ([some] if isinstance(some, int) else some)]
-    ended = torch.isin(reply[given:], torch.as_tensor(stops).to(reply))
+    given, ends = int(not width), (generation_kwargs.get("eos_token_id"), tokenizer.eos_token_id)
+    stops = [reply[:0], *(torch.as_tensor(end).flatten().to(reply) for end in ends if end is not None)]
+    ended = torch.isin(reply[given:], torch.cat(stops))
     return given + int(ended.nonzero()[0, 0]) + 1 if ended.any() else len(reply)
 
 

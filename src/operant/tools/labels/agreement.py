@@ -138,8 +138,7 @@ def agreement(store: Store) -> tuple[list[str], list[dict[str, str]]]:
         f"Krippendorff's alpha ({LEVELS[kind]}): {f'undefined: {why}' if value is None else f'{value:.3f}'}",
     ]
     if circular:
-        whose = f"{counted(circular, 'prompt')} whose majorities go in a circle"
-        sentences += [f"{whose}: no order of the replies suits all of them"]
+        sentences += [f"{counted(circular, 'prompt')} whose majorities go in a circle: no order suits all of them"]
     if both:
         sentences += [f"{counted(both, 'pair')} of replies that one labeller has put in both orders"]
     names = sorted({label.labeller for label in labels} | set(skips), key=lambda name: (name == IMPORT, name))

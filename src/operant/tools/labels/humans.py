@@ -16,16 +16,15 @@ from typing import Any
 
 from operant.data.replies import scores_of
 from operant.machine import beat
-from operant.text_scores import RewardBase
 from operant.tools.labels.items import MOST, Item
 from operant.tools.labels.store import Label, Store
-from operant.types import OperantError, RewardFn, Rollout
+from operant.types import OperantError, RewardFn, Rollout, require
 
 POLL = 1.0
 """Seconds between two looks into the database."""
 
 
-class Humans(RewardBase):
+class Humans:
     """The mean score that labellers gave each reply, between 0 and 1; None (abstain) where nobody did in time.
 
     database: the file of `operant label`, which is made if there is none. kind: pick (the best of the replies to one
@@ -37,9 +36,7 @@ class Humans(RewardBase):
 
     def __init__(self, database: str, *, kind: str | None = None, labellers: int = 1, minutes: float = 60.0):
         if labellers < 1 or minutes <= 0:
-            raise OperantError(
-                f"humans:{database}: labellers={labellers} must be at least 1, and minutes={minutes:g} above 0"
-            )
+            raise OperantError(f"humans:{database}: labellers={labellers} and minutes={minutes:g} must be above 0")
         self.path, self.wanted, self.labellers, self.minutes = Path(database), kind, labellers, minutes
         self.__name__ = "humans"
         self._store: Store | None = None
@@ -68,9 +65,7 @@ class Humans(RewardBase):
             different = list(dict.fromkeys(rollouts[place].reply for place in places))
             if together and len(different) < 2:
                 continue  # equal replies: there is nothing to prefer
-            if len(different) > MOST:
-                remedy = f"set samples to {MOST} or fewer, or kind to rate or good"
-                raise OperantError(f"humans:{self.path}: a page shows {MOST} replies, not {len(different)}: {remedy}")
+            require(len(different) <= MOST, f"humans:{self.path}: a page shows {MOST} replies a prompt: lower samples")
             asked = (first := rollouts[places[0]]).task.prompt
             prompt = first.query if isinstance(asked, list) and all(isinstance(t, int) for t in asked) else asked
             content = json.dumps([prompt, different], ensure_ascii=False)

@@ -176,9 +176,7 @@ class Store:
                 else:
                     new += 1
                     values = (item.id, item.content(), json.dumps(item.sources), now())
-                    self._connection.execute(
-                        "INSERT INTO items (id, content, sources, added) VALUES (?, ?, ?, ?)", values
-                    )
+                    self._connection.execute("INSERT INTO items (id, content, sources, added) VALUES (?,?,?,?)", values)
                 if gold:
                     known = json.dumps(item.given[-1].answer)
                     self._connection.execute("UPDATE items SET gold = ? WHERE id = ?", (known, item.id))
@@ -374,9 +372,7 @@ class Store:
                 "read-only; nothing that was stored is lost"
             ) from error
         except sqlite3.DatabaseError as error:
-            raise OperantError(
-                f"{self.path} is no database of labels, or damaged ({error}); choose another file"
-            ) from error
+            raise OperantError(f"{self.path} is no database of labels ({error}); choose another file") from error
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -272,20 +272,18 @@ def _replies(runs: Sequence[RunRecord]) -> dict[str, object]:
         probes = parquet.steps(run.folder / "probes")
         sides.append(_rows(probes[max(probes)]) if probes else _evaluated(run, "after"))
     known = [side for side in sides if side]
-    asked = [{(task, row["query"]) for task, row in side.items()} for side in known]  # a name may be that of two files
-    tasks = [task for task, row in known[0].items() if all((task, row["query"]) in of for of in asked)] if known else []
+    tasks = [task for task in known[0] if all(task in side for side in known)] if known else []
     tasks = tasks[: max(4, MOST_REPLIES // max(1, len(runs)))]
     paths = [path for run in runs if (path := run.folder / "probes" / "reference.parquet").is_file()]
     references = map(_rows, paths) if paths else (_evaluated(run, "before") for run in runs)
     reference = next(filter(None, references), None)
 
-    def answers(side: Mapping[str, Mapping[str, Any]]) -> list[list[object] | None]:
-        """[reply, reward] of each task; None where there is no answer."""
+    def answers(side: Mapping[tuple[str, str], Any]) -> list[list[object] | None]:
         rows = [side.get(task) for task in tasks]
         return [[html.cut(str(row["reply"]), LONGEST), short(row["reward"])] if row else None for row in rows]
 
     return {
-        "queries": [known[0][task]["query"] for task in tasks],
+        "queries": [query for _, query in tasks],
         "columns": [{"run": run.name, "answers": answers(side)} for run, side in zip(runs, sides)],
         "reference": answers(reference) if reference else None,
         "reference_label": "the reference" if paths else "before training",
@@ -293,13 +291,13 @@ def _replies(runs: Sequence[RunRecord]) -> dict[str, object]:
     }
 
 
-def _evaluated(run: RunRecord, when: str) -> dict[str, object]:
+def _evaluated(run: RunRecord, when: str) -> dict[tuple[str, str], object]:
     replies = (run.history.evaluation.get(when) or {}).get("replies", [])
-    return {reply["task"]: reply | {"reward": reply["score"]} for reply in replies}
+    return {(reply["task"], reply["query"]): reply | {"reward": reply["score"]} for reply in replies}
 
 
-def _rows(path: Path) -> dict[str, object]:
-    """Return by task the last row of its first attempt; none where the file is damaged or has been removed."""
+def _rows(path: Path) -> dict[tuple[str, str], object]:
+    """Return the last row of each task's first attempt; none where the file is damaged or has been removed."""
     with suppress(OperantError, FileNotFoundError):
-        return last_replies(parquet.lines(path))
+        return {(task, str(row["query"])): row for task, row in last_replies(parquet.lines(path)).items()}
     return {}

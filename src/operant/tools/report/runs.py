@@ -126,9 +126,8 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
 def _judged(judged: Mapping[str, Any]) -> dict[str, float | None]:
     texts = [str(reply.get("reply") or "") for reply in judged.get("replies", [])]
     statistics = collect.of_texts(texts).result() if texts else {}
-    found = {name: statistics.get(f"text/{name}") for name in ("empty", "top_word")}
-    numbers = {"reward": judged.get("mean"), "kl": judged.get("kl"), "loss": judged.get("loss")}
-    return numbers | found | judged.get("metrics", {})
+    found = {n: judged.get(n) for n in ("kl", "loss")} | {n: statistics.get(f"text/{n}") for n in ("empty", "top_word")}
+    return {"reward": judged.get("mean")} | found | judged.get("metrics", {})
 
 
 def read_runs(places: Sequence[str | Path]) -> list[RunRecord]:

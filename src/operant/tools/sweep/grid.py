@@ -177,8 +177,7 @@ def grid(axes: Sequence[Axis]) -> list[Point]:
         if isinstance(axis.values, Range):
             raise OperantError(f"{axis.name}={axis.values.text} is a range: give the number of draws with --random N")
     listed = [axis.values for axis in axes if not isinstance(axis.values, Range)]
-    names = [axis.name for axis in axes]
-    return [Point(dict(zip(names, values))) for values in itertools.product(*listed)]
+    return [Point(dict(zip([axis.name for axis in axes], values))) for values in itertools.product(*listed)]
 
 
 def draw(axes: Sequence[Axis], count: int, seed: int = 0) -> list[Point]:

@@ -65,15 +65,11 @@ def remember(folder: Path, plan: SweepPlan) -> None:
     recorded = read_sweep(folder) if path.is_file() else {}
     if not path.is_file() and folder.is_dir() and any(folder.iterdir()):
         raise OperantError(f"{folder} is not empty and has no {FILE}; choose another folder with --out")
-    changed = {
-        name: (value, plan.common[name])
-        for name, value in recorded.get("fixed", {}).items()
-        if name in plan.common and plan.common[name] != value
-    }
+    fixed = recorded.get("fixed", {})
+    changed = {n: (x, plan.common[n]) for n, x in fixed.items() if n in plan.common and plan.common[n] != x}
     for point in plan.points:  # of what has differed between runs before, the name of a run says nothing
         ran = flat(read_config(folder / point.name)) if (folder / point.name / "config.yaml").is_file() else {}
-        own = ran.keys() & plan.common.keys() - recorded.get("fixed", {}).keys()
-        changed |= {name: (ran[name], plan.common[name]) for name in sorted(own) if ran[name] != plan.common[name]}
+        changed |= {n: (ran[n], x) for n, x in plan.common.items() if n in ran and n not in fixed and ran[n] != x}
     if recorded and recorded.get("recipe") != plan.recipe:
         changed = {"recipe": (recorded.get("recipe"), plan.recipe)} | changed
     if changed:

@@ -365,9 +365,7 @@ function shift(index, by) {
   focus = index;
   if (at < 0) return place(index);
   if (to < 0 || to >= draft.ranking.length) return;
-  const order = [...draft.ranking];
-  order.splice(to, 0, ...order.splice(at, 1));
-  reorder(order, index);
+  reorder(draft.ranking.toSpliced(at, 1).toSpliced(to, 0, index), index);
   look();
 }
 
