@@ -47,8 +47,7 @@ VALUES = [0.5, 0.25, -0.5, 1.0]
 
 def two_turns(end: str = "world", next_value: float = 0.0) -> Batch:
     last = Turn(**{**vars(TWO_TURNS[1]), "next_value": next_value})
-    rollout = Rollout(Task("t", [5]), 0, [TWO_TURNS[0], last], ["", ""], end)
-    batch = collate([rollout], [0.0])
+    batch = collate([Rollout(Task("t", [5]), 0, [TWO_TURNS[0], last], ["", ""], end)], [0.0])
     assert batch.tokens.tolist() == [[5, 6, 7, 8, 8, 9, 10]]
     return valued(batch, [VALUES])
 
@@ -67,8 +66,7 @@ def two_turns(end: str = "world", next_value: float = 0.0) -> Batch:
     ({"gamma": 0.5, "lam": 1.0, "turn_gamma": 0.6}, 0.0, [0.15, 1.05, 1.5, 1.0]),
 )
 def test_two_discounts_by_hand(rates, next_value, expected):
-    batch = two_turns("cut" if next_value else "world", next_value)
-    done = advantages.with_gae(batch, **rates, **PLAIN)
+    done = advantages.with_gae(two_turns("cut" if next_value else "world", next_value), **rates, **PLAIN)
     assert at_actions(done.advantages, done) == near([expected])
     assert at_actions(done.returns, done) == near([[a + v for a, v in zip(expected, VALUES, strict=True)]])
 

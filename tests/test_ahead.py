@@ -107,13 +107,11 @@ def test_evaluations_have_the_weights_of_their_step(tmp_path, monkeypatch):
 def test_a_light_checkpoint_plays_by_its_own_weights(tmp_path):
     """It holds which tasks are planned, and not the weights of the versions before it."""
     cut(tmp_path / "run", 2, rollouts_ahead=1, checkpoint="light")
-    again = resumed(tmp_path / "run", fresh_optimizer=True)
-    assert [m["rollout/staleness"] for m in told(again)] == [0, 1, 0, 1]
+    assert [m["rollout/staleness"] for m in told(resumed(tmp_path / "run", fresh_optimizer=True))] == [0, 1, 0, 1]
 
 
 def test_a_checkpoint_holds_weights_of_planned_steps_alone(tmp_path):
-    run = trained(tmp_path / "run", **options(rollouts_ahead=2))
-    state = snapshot(run.state, ("ahead", "shadow/ahead"))
+    state = snapshot(trained(tmp_path / "run", **options(rollouts_ahead=2)).state, ("ahead", "shadow/ahead"))
     assert [p["step"] for p in state["ahead"]["planned"]] == [4, 5] and sorted(state["shadow/ahead"]) == ["2", "3"]
 
 

@@ -303,8 +303,7 @@ def test_each_kind_is_counted_by_itself(put, tmp_path):
 
 
 def test_a_complete_one_is_not_deleted_because_of_damaged_ones(put, tmp_path):
-    paths = [put(tmp_path, step, keep=3).path for step in (1, 2, 3)]
-    for path in paths[1:]:
+    for path in [put(tmp_path, step, keep=3).path for step in (1, 2, 3)][1:]:
         (path / "state.json").unlink()
     put(tmp_path, 4)
     assert named(tmp_path) == ["step-00001", "step-00004"]

@@ -72,8 +72,7 @@ def test_branches_of_a_row_are_rows_of_their_own(kind):
     for branched in (policy.modes.branched, False):
         policy.modes.__dict__["branched"] = branched
         policy.zero_grad()
-        batch = Batch.choosing(PROMPTS, OPTIONS)
-        policy.forward(batch, sampling).logprobs.sum().backward()
+        policy.forward(Batch.choosing(PROMPTS, OPTIONS), sampling).logprobs.sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
         plain, _ = tables(policy, sampling)
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(grown, plain, strict=True))
@@ -161,8 +160,7 @@ def _doors(model, prompt):
     scores = []
     for option in DOORS:
         logits = model(torch.tensor([prompt + option])).logits[0, len(prompt) - 1 : -1]
-        logprobs = logits.log_softmax(-1).gather(-1, torch.tensor(option)[:, None])
-        scores.append(logprobs.mean() / 0.8)
+        scores.append(logits.log_softmax(-1).gather(-1, torch.tensor(option)[:, None]).mean() / 0.8)
     return torch.stack(scores).log_softmax(0)
 
 
@@ -191,8 +189,7 @@ def found(pays, ref=None, beta=0.0):
 
 
 def test_the_expected_gradient_is_that_of_reward_and_kl():
-    ref = lm(vocab=V, seed=1, spread=0.35).double()
-    for given in ((PAYS,), (PAYS, ref, 0.3)):
+    for given in ((PAYS,), (PAYS, lm(vocab=V, seed=1, spread=0.35).double(), 0.3)):
         assert gap(found(*given), expected(*given)) < 1e-6
 
 

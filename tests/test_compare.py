@@ -201,8 +201,7 @@ def test_options_of_a_world_split_rewards_only_if_they_change_the_pay_or_the_hel
 
 
 def test_a_part_of_a_mixed_comparison_is_named_by_what_it_has(tmp_path):
-    worlds = [{"reward": "letters:e"}, {"env": {"win": 2}}, {"env": "rooms", "env.win": 3}, {}]
-    for name, given in enumerate(worlds):
+    for name, given in enumerate([{"reward": "letters:e"}, {"env": {"win": 2}}, {"env": "rooms", "env.win": 3}, {}]):
         run(tmp_path / str(name), after=(3.0, 1.0), replies=["a"], **{"reward": None} | given)
     titles = {reward["name"] for reward in comparison(sorted(tmp_path.iterdir()))["rewards"]}
     assert titles == {"letters:e", "env.win 2", "rooms", "no reward and no env.win and no env"}
@@ -240,8 +239,7 @@ def test_scores_of_different_rewards_share_no_axis(tmp_path):
         known = {"reward": reward, "evaluation": {"metrics": {"distinct": {"n": 1 if name == "c" else 2}}}}
         run(tmp_path / name, coef=i / 10, after=(4.0 + i, 1.0), metrics=(None, {"distinct": 0.5 + i / 10}), **known)
     data = comparison([tmp_path / name for name in "abc"])
-    drawn = {(c["name"], c["of"]): [line["group"] for line in c["lines"]] for c in data["curves"]}
-    assert drawn == {
+    assert {(c["name"], c["of"]): [line["group"] for line in c["lines"]] for c in data["curves"]} == {
         ("reward/mean", "letters:e"): [0, 2],
         ("reward/mean", "letters:a"): [1],
         ("kl/per_reply", ""): [0, 1, 2],

@@ -119,8 +119,7 @@ def test_figures_are_saved_with_names_and_numbers(browser, sweep):
         chart, plane = page.locator("#reward-mean"), page.locator("#frontier figure")
         table = saved(page, chart, "CSV").splitlines()
         names = [f"c{c}-*{edge}" for c in ("0.0", "0.1", "2.0") for edge in ("", " low", " high")]
-        assert table[0].split(",") == ["step", *names]
-        assert table[3] == "3,6.5,6,7,6.4,5.9,6.9,4.5,4,5"
+        assert table[0].split(",") == ["step", *names] and table[3] == "3,6.5,6,7,6.4,5.9,6.9,4.5,4,5"
         for figure in (chart, plane):
             drawing = ElementTree.fromstring(saved(page, figure, "SVG"))
             texts = [node.text for node in drawing.iter("{http://www.w3.org/2000/svg}text")]

@@ -138,8 +138,7 @@ def test_what_does_not_fit_is_cut(scorer):
     [(prompt, program)] = scorer.rows([("a", "b" * 100)])
     assert len(prompt) == 1 and len(program) == 63
     assert len(scorer.prefixes("a", "b" * 100)) == 62
-    ids = letters()("b" * 100).input_ids
-    assert len(set(scorer.prefixes("a", ids, letters())[62:])) == 1
+    assert len(set(scorer.prefixes("a", letters()("b" * 100).input_ids, letters())[62:])) == 1
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

@@ -66,8 +66,7 @@ def test_a_table_may_have_another_separator(name, separator, tmp_path):
     rows = [("text", "label"), ('"one; two, three\t|"', "1"), ("four", "2")]
     (tmp_path / "one.tsv").write_text("a, text\tlabel\nhello, you\t3\n", encoding="utf-8")
     assert load_tasks(str(tmp_path / "one.tsv"), None, DataOptions(text_field="a, text"))[0].prompt == "hello, you"
-    text = "\n".join(map(separator.join, rows))
-    (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / name).write_text("\n".join(map(separator.join, rows)), encoding="utf-8")
     tasks = load_tasks(str(tmp_path / name), None, DataOptions(target_field="label"))
     assert [(task.prompt, task.target) for task in tasks] == [("one; two, three\t|", "1"), ("four", "2")]
     both = load_tasks(str(tmp_path / name), None, DataOptions(target_field="label,text"))
@@ -112,8 +111,7 @@ def test_text_becomes_ids_once_and_tasks_stay(tokenizer):
 
 
 def test_filters_count_characters_and_keep_the_numbers():
-    rows = ["12345", "1", "", "123", "  ", "1234567"]
-    tasks = load_tasks(rows, options=DataOptions(min_chars=3, max_chars=5))
+    tasks = load_tasks(["12345", "1", "", "123", "  ", "1234567"], options=DataOptions(min_chars=3, max_chars=5))
     assert [(t.id, t.prompt) for t in tasks] == [("tasks/0", "12345"), ("tasks/3", "123")]
 
 
@@ -133,8 +131,7 @@ def test_a_share_depends_on_the_seed_and_the_ids_alone():
     training, held_out = split_off(tasks, share("10%"), seed=0)
     assert len(held_out) == 52 and sorted([*training, *held_out], key=tasks.index) == tasks
     assert [*map(tasks.index, held_out)] == sorted(map(tasks.index, held_out))
-    again = split_off(tasks[::-1], share(" 10.0 % "), seed=0)[1]
-    assert again[::-1] == held_out != split_off(tasks, 0.1, seed=1)[1]
+    assert split_off(tasks[::-1], share(" 10.0 % "), seed=0)[1][::-1] == held_out != split_off(tasks, 0.1, seed=1)[1]
     assert len(split_off(tasks[:3], 0.01, seed=0)[1]) == 1
     assert share("10") is share("a%.jsonl") is share(0.1) is share(None) is None
     for given in ("0%", "100%", "-5%", "250 %"):
@@ -189,8 +186,7 @@ def test_query_lengths_are_drawn_by_seed_and_task_alone(bpe):
     options = DataOptions(query_tokens="2-8")
     drawn = [len(p) for p in prompts(load_tasks(rows, bpe, options, seed=3))]
     counts = Counter(drawn)
-    assert sorted(counts) == [2, 3, 4, 5, 6, 7, 8]
-    assert min(counts.values()) > 400 / 7 / 2
+    assert sorted(counts) == [2, 3, 4, 5, 6, 7, 8] and min(counts.values()) > 400 / 7 / 2
     assert drawn[:10] == [2, 7, 3, 3, 3, 6, 6, 5, 5, 7], "also in another process: Python salts its own hash of a text"
     assert drawn[:10] == [len(p) for p in prompts(load_tasks(rows[:10], bpe, options, seed=3))]
     assert drawn != [len(p) for p in prompts(load_tasks(rows, bpe, options, seed=4))]
@@ -208,8 +204,7 @@ def test_special_tokens_around_a_text_are_no_part_of_the_length(tokenizer):
 
 
 def test_texts_too_short_for_a_query_are_left_out(bpe):
-    tasks = load_tasks(["a", TEXT], bpe, DataOptions(query_tokens="3-4"))
-    assert [t.id for t in tasks] == ["tasks/1"]
+    assert [t.id for t in load_tasks(["a", TEXT], bpe, DataOptions(query_tokens="3-4"))] == ["tasks/1"]
     cut = load_tasks([Task("t", TEXT, 5), Task("ids", [9, 8, 7, 6])], bpe, DataOptions(query_tokens=3))
     assert cut == [Task("t", bpe(TEXT).input_ids[:3], 5), Task("ids", [9, 8, 7])]
     with pytest.raises(OperantError, match=r"0 after 'length in tokens'\); loosen query_tokens=90: every text is sh"):

@@ -51,8 +51,7 @@ def test_a_kl_below_zero_is_reported_with_its_error_and_noise_is_not():
     finding = diagnose(negative(config={"sampling.top_k": 5, "sampling.truncation": "stored"}))[0]
     assert finding.name == "negative_kl" and "-1.00" in finding.message and "0.11" in finding.message  # 2/sqrt(64 * 5)
     assert finding.cause.startswith("sampling.top_k=5")
-    noisy = [m | {"kl/per_reply_std": 20.0} for m in negative().metrics]
-    assert diagnose(History(noisy)) == []
+    assert diagnose(History([m | {"kl/per_reply_std": 20.0} for m in negative().metrics])) == []
     few = [{"kl/per_reply": kl, "kl/per_reply_std": abs(kl) / 2, "rollout/count": 4} for kl in (1e-6, -0.17)]
     assert diagnose(History(few)) == []
 
@@ -177,8 +176,7 @@ def test_labelled_runs_are_judged_by_held_out_pairs_and_have_no_kl_and_no_reward
 
     def labelled(count):
         ends = [{"metrics": {"preference/accuracy": right}, "labelled": count} for right in (14 / 24, 1.0)]
-        steps = [{"step": i + 1} | each for i in range(6)]
-        return History(steps, evaluation=dict(zip(("before", "after"), ends)))
+        return History([{"step": i + 1} | each for i in range(6)], evaluation=dict(zip(("before", "after"), ends)))
 
     # By hand: the standard error of 14 of 24 is sqrt(14 / 24 * 10 / 24 / 24) = 0.101, so the rise is 42 +- 20 points.
     sentence, many = verdict(labelled(24), []), labelled(24)
@@ -205,6 +203,5 @@ def test_options_and_metrics_of_a_folder(tmp_path):
     for step in ("99999", "100000"):
         (tmp_path / f"rollouts/step-{step}.parquet").write_bytes(as_parquet([{"reply": step}]))
     history = read_history(tmp_path)
-    assert history.option("kl.coef") == 0.3 and history.option("reward") == "letters:e"
-    assert history.texts == ["100000"]
+    assert history.option("kl.coef") == 0.3 and history.option("reward") == "letters:e" and history.texts == ["100000"]
     assert verdict(history, []) == "Too early to say (1 step)."

@@ -51,8 +51,7 @@ class TrainedLearner:
 
 def toy(spread=0.05, reference="copy", **more) -> Learner:
     tokenizer = letters()
-    model = lm("gpt2", len(tokenizer), spread=spread)
-    return Learner(model, tokenizer=tokenizer, reference=reference, **TOY | more)
+    return Learner(lm("gpt2", len(tokenizer), spread=spread), tokenizer=tokenizer, reference=reference, **TOY | more)
 
 
 def run(learner, score, steps, queries=(QUERY,), count=32) -> TrainedLearner:
@@ -120,8 +119,7 @@ def short_programs(fault: bool) -> TrainedLearner:
 def at_random(fault: bool, *, lr: float, coef: float) -> TrainedLearner:
     """Scores that depend on nothing; in the twin, on the reply."""
     chance = random.Random(0)
-    learner = toy(**{"optimizer.lr": lr, "kl.coef": coef})
-    return run(learner, lambda r: chance.random() if fault else grouped(r), 31)
+    return run(toy(**{"optimizer.lr": lr, "kl.coef": coef}), lambda r: chance.random() if fault else grouped(r), 31)
 
 
 @cache

@@ -74,8 +74,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path, whole
     assert [m["step"] for m in atomic_io.records(tmp_path / "run/metrics.jsonl")] == [1, 2, 3, 4]
     assert (tmp_path / "run/export/config.json").exists() and (tmp_path / "run/report.html").exists()
     assert not (tmp_path / "run/lock").exists()
-    again = train(model(), TASKS, count_a, out=tmp_path / "run", resume=True, tokenizer=letters())
-    assert told(again) == told(whole)
+    assert told(train(model(), TASKS, count_a, out=tmp_path / "run", resume=True, tokenizer=letters())) == told(whole)
 
 
 def test_a_failing_reward_is_reported_before_the_disk(tmp_path, capsys):

@@ -21,8 +21,7 @@ SMALL = {"policy": None, "tokenizer": None, "tasks": ["ab"], "reward": len, "ste
 
 def given(folder, **more):
     reward = lambda rollouts: [float(len(r.ids)) for r in rollouts]  # noqa: E731
-    small = {"policy": lm(vocab=40), "tokenizer": letters(), "reward": reward, "probes": 0, "out": folder}
-    return SMALL | small | more
+    return SMALL | {"policy": lm(vocab=40), "tokenizer": letters(), "reward": reward, "probes": 0, "out": folder} | more
 
 
 def test_python_shows_what_the_command_line_shows_unless_it_is_quiet(tmp_path, capsys):
@@ -70,8 +69,7 @@ def cell(monkeypatch):
         shown.append(bundle)
         return SimpleNamespace(update=lambda newer, raw: shown.append(newer))
 
-    ipython = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object())))
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     return shown
 

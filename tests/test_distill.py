@@ -48,8 +48,7 @@ def test_the_hint_stands_where_the_template_says(info, template, read_by_teacher
     one = episode((ids("en go"), ids("b")), info=info)
     assert read(one, template=template, **told) == [read_by_teacher]
     assert read(replace(one, info={}), hint="feedback", template=template) == [ids("en go")], "nothing to tell"
-    behind_bos = episode(([1, *ids("go")], ids("b")))
-    assert read(behind_bos, template="{hint} {prompt}") == [[1, *ids("yes "), *ids("go")]]
+    assert read(episode(([1, *ids("go")], ids("b"))), template="{hint} {prompt}") == [[1, *ids("yes "), *ids("go")]]
 
 
 def test_the_best_right_sibling_is_the_hint():
@@ -87,8 +86,7 @@ def test_fresh_prompts_have_a_hint_each_and_a_row_has_one():
     assert behind == [ids("abyes"), ids("abyes") + ids("c") + ids("x")], "the row goes on behind its hint"
     with pytest.raises(OperantError, match="a hint for turn 2 of task 'a', whose prompt goes on"):
         read(row, hint=lambda r: ["x", "y"])
-    over = replace(row, turns=[row.turns[0], replace(row.turns[1], trained=False)])
-    assert read(over, **plain)[0] == ids("yesab")
+    assert read(replace(row, turns=[row.turns[0], replace(row.turns[1], trained=False)]), **plain)[0] == ids("yesab")
 
 
 @cases(
@@ -148,8 +146,7 @@ def test_loss_and_gradient_are_those_of_bare_models(kind, chunk, likeliest, ways
     known = {"teacher.hint": lambda r: HINTS[int(r.task.id)], "loss.divergence": ways, "loss.likeliest": likeliest}
     known |= {"update.micro_tokens": 8 if chunk == 40 else 8192, "temperature": T, "lr": 0.0, "max_grad_norm": None}
     known |= {"reference": Policy(teacher), "keep_gradients": True}
-    learner = Learner(Policy(student), algorithm="distill", **known)
-    metrics = learner.learn(rollouts, None)
+    metrics = Learner(Policy(student), algorithm="distill", **known).learn(rollouts, None)
     mine = [p.grad.clone() for p in student.parameters()]
     twin = lm(kind).double()
     turns = [turn for rollout in rollouts for turn in rollout.turns]
@@ -258,8 +255,7 @@ def test_a_run_without_a_reward_plays_a_world_and_resumes(tmp_path):
     whole = train(lm(vocab=40), out=tmp_path / "whole", steps=2, **given)
     assert whole.metrics[-1]["distill/divergence"] > 0 and "reward/mean" not in whole.metrics[-1]
     train(lm(vocab=40), out=tmp_path / "half", steps=1, **given)
-    half = train(lm(vocab=40), out=tmp_path / "half", steps=2, resume=True, **given)
-    assert same(half, whole)
+    assert same(train(lm(vocab=40), out=tmp_path / "half", steps=2, resume=True, **given), whole)
 
 
 def test_a_reward_is_measured_and_not_trained_on():

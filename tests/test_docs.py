@@ -153,8 +153,7 @@ def test_the_pages_that_sources_name_exist() -> None:
 def test_some_test_runs_the_snippets_of_every_page() -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("tests/test_*.py"))
     shown = [page for page in PAGES if page.startswith("docs/") and snippets(page)]
-    assert len(shown) > 12
-    assert [page for page in shown if page not in tests and Path(page).name not in tests] == []
+    assert len(shown) > 12 and [page for page in shown if page not in tests and Path(page).name not in tests] == []
 
 
 @pytest.mark.parametrize("page", ["docs/methods/ppo.md", "docs/other-names.md", "docs/fast.md"])
@@ -239,8 +238,7 @@ def test_the_snippet_of_fast_runs() -> None:
     made: dict = {}
     exec(snippet, made)
     learner = made["learner"]
-    replies = learner.generate(["This film"] * 4, max_new_tokens=4)
-    learner.step(replies, [0.0, 1.0, 0.0, 1.0])
+    learner.step(learner.generate(["This film"] * 4, max_new_tokens=4), [0.0, 1.0, 0.0, 1.0])
     assert learner.policy.trunk is not None and learner.policy.rounds
 
 
@@ -296,10 +294,9 @@ def test_the_reload_of_the_engines_page_is_the_default() -> None:
 
 def test_the_workflows_call_targets_and_files_that_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
-    files = sorted(ROOT.glob(".github/workflows/*.yml"))
     runs = [
         step["run"]
-        for file in files
+        for file in sorted(ROOT.glob(".github/workflows/*.yml"))
         for job in yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"].values()
         for step in job["steps"]
         if "run" in step

@@ -133,10 +133,8 @@ def test_two_ranks_have_the_gradient_of_one():
 
 def test_equal_prompts_of_two_tasks_are_one_prompt():
     prompts, replies = [[1], [1], [2], [1]], [[5], [6, 7], [8], [9]]
-    batch = Batch.given(prompts, replies).with_(groups=torch.tensor([0, 1, 2, 3]))
-    made = exchanged(batch)
-    found = [made.tokens[row][made.mask[row]].tolist() for row in range(4)]
-    assert found == [[1, 8], [1, 8], [2, 5], [1, 8]]
+    made = exchanged(Batch.given(prompts, replies).with_(groups=torch.tensor([0, 1, 2, 3])))
+    assert [made.tokens[row][made.mask[row]].tolist() for row in range(4)] == [[1, 8], [1, 8], [2, 5], [1, 8]]
 
 
 def test_online_dpo_is_dpo_on_its_own_replies():

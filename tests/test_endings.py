@@ -102,8 +102,7 @@ def test_what_follows_a_cut_is_valued_as_the_model_itself_would(kind):
 def test_a_value_can_follow_a_reply_that_fills_the_context():
     """Prompt and reply fill all 64 places; the state behind them still has a value."""
     learner = Learner(valuing(5.0), max_tokens=60, on_length="bootstrap", fixed_length=True, lr=0.0, **{"gamma": 0.9})
-    replies = learner.generate([[5, 6, 7, 8]])
-    metrics = learner.step(replies, [1.0])
+    metrics = learner.step(learner.generate([[5, 6, 7, 8]]), [1.0])
     # Values of 5 everywhere: delta is 1 + 0.9 * 5 - 5 at the end and 0.9 * 5 - 5 before it.
     advantage, total = 1 / (0.9 * 0.95), 0.0
     for _ in range(60):
@@ -122,11 +121,9 @@ def test_a_value_can_follow_a_reply_that_fills_the_context():
 )
 def test_how_a_reply_ends(sampling, end, ids, text):
     """One token alone can be said, so that the reply is known; the ids keep the whole last token."""
-    policy = valuing(0.0)
-    learner = Learner(policy, **{"max_tokens": 8, "lr": 0.0} | sampling)
+    learner = Learner(valuing(0.0), **{"max_tokens": 8, "lr": 0.0} | sampling)
     (reply,) = learner.generate([[5, 6]])
-    assert reply.ids == letters().convert_tokens_to_ids(ids)
-    assert (reply.end, reply.reply) == (end, text)
+    assert reply.ids == letters().convert_tokens_to_ids(ids) and (reply.end, reply.reply) == (end, text)
 
 
 def test_what_a_reply_at_its_length_limit_gets_is_a_choice():
@@ -137,8 +134,7 @@ def test_what_a_reply_at_its_length_limit_gets_is_a_choice():
     plain = learnt()
     assert plain["reward/scaled_mean"] == 1.0 and plain["rollout/count"] == 2 and plain["returns/mean"] == 1.0
     penalised = learnt(on_length="penalty", **{"score.missing_stop": -2.0})
-    assert penalised["reward/scaled_mean"] == -0.5
-    assert penalised["returns/mean"] == pytest.approx((3 * 1 + 4 * -2) / 7)
+    assert penalised["reward/scaled_mean"] == -0.5 and penalised["returns/mean"] == pytest.approx((3 * 1 + 4 * -2) / 7)
     dropped = learnt(on_length="drop")
     assert dropped["rollout/count"] == 1 and dropped["rollout/reply_tokens"] == 3
     with pytest.raises(OperantError, match=r"bootstrap.*fixed_length.*gamma"):

@@ -98,8 +98,7 @@ def test_replies_end_at_stops_and_limits_in_order_of_prompts(known):
         assert c.end == ("stop" if stopped else "length") and (stopped or len(c.action) == 9)
         assert not RAGGED.stops & set(c.action[:-1]) and c.version == policy.version
         assert (c.values is None) == (name != "native")
-    assert len({len(c.action) for c in completions}) > 3
-    assert {c.end for c in completions} == {"stop", "length"}
+    assert len({len(c.action) for c in completions}) > 3 and {c.end for c in completions} == {"stop", "length"}
     fixed = engine.generate(PROMPTS[:2], replace(RAGGED, fixed_length=True), KEYS[:2])
     assert [len(c.action) for c in fixed] == [9, 9]
 
@@ -108,11 +107,9 @@ def test_the_same_keys_give_the_same_replies(known):
     name, policy, engine = known
     first = engine.generate(PROMPTS, RAGGED, KEYS)
     assert [c.action for c in engine.generate(PROMPTS, RAGGED, KEYS)] == [c.action for c in first]
-    other = engine.generate(PROMPTS, RAGGED, [key + 1 for key in KEYS])
-    assert [c.action for c in other] != [c.action for c in first]
+    assert [c.action for c in engine.generate(PROMPTS, RAGGED, [key + 1 for key in KEYS])] != [c.action for c in first]
     if name in ("native", "generate"):  # their tokens come from our counters
-        mine = NativeEngine(policy).generate(PROMPTS, RAGGED, KEYS)
-        assert [c.action for c in mine] == [c.action for c in first]
+        assert [c.action for c in NativeEngine(policy).generate(PROMPTS, RAGGED, KEYS)] == [c.action for c in first]
     if name != "continuous":  # a reply does not depend on the rest of the call
         assert engine.generate(PROMPTS[2:3], RAGGED, KEYS[2:3])[0].action == first[2].action
 
@@ -372,16 +369,14 @@ def test_a_server_that_keeps_its_weights_needs_a_correction(tmp_path):
             Learner(policy, engine=make)
         learner = Learner(policy, engine=make, importance="token", max_tokens=4)
         for step in range(2):
-            metrics = learner.step(learner.generate([[5, 6, 7], [4]]), [1.0, 0.0])
-            assert metrics["rollout/staleness"] == step
+            assert learner.step(learner.generate([[5, 6, 7], [4]]), [1.0, 0.0])["rollout/staleness"] == step
 
 
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     export(policy_of(vocab=len(letters())), tmp_path / "tiny")
-    tasks = "\n".join(["the", "end", "a bee", "seen"] * 4)
-    (tmp_path / "tasks.txt").write_text(tasks, encoding="utf-8")
+    (tmp_path / "tasks.txt").write_text("\n".join(["the", "end", "a bee", "seen"] * 4), encoding="utf-8")
     recipe = "algorithm: ppo\npolicy: tiny\ntasks: tasks.txt\nreward: letters:e\nsteps: 2\nbatch: 8\nprobes: 2\n"
     recipe += "evaluate: tasks.txt\nsampling: {max_tokens: 6}\nupdate: {minibatch: 8}\n"
     (tmp_path / "letters-like-tiny.yaml").write_text(recipe, encoding="utf-8")

@@ -109,8 +109,7 @@ def test_ppo_and_a2c_climb_the_return(name, level, monkeypatch):
 def test_reinforce_climbs_the_return(name, monkeypatch):
     """CodeRL's loss is the same if no programs are given beside the policy's, and rewards are not discounted."""
     own = {"kl.coef": BETA, "score.centre": False, "advantage.gamma": 1.0}
-    mine = expected(name, "two", 1, monkeypatch, **own)
-    assert gap(mine, of(best_return, "two") / 2) < EXACT
+    assert gap(expected(name, "two", 1, monkeypatch, **own), of(best_return, "two") / 2) < EXACT
 
 
 def test_ppo_is_a_mean_over_tokens(monkeypatch):

@@ -159,8 +159,7 @@ def test_two_parallel_files_are_rows_of_translations(tmp_path):
     (tmp_path / "test.de").write_text("Ein Hund.\nZwei.\n", encoding="utf-8")
     (tmp_path / "test.en.gz").write_bytes(gzip.compress(b"A dog.\r\nTwo.\r\n"))
     both = f"{tmp_path}/test.de,{tmp_path}/test.en.gz"
-    tasks = made("translate", both)
-    assert [(t.id, t.references) for t in tasks] == [("test/0", ("A dog.",)), ("test/1", ("Two.",))]
+    assert [(t.id, t.references) for t in made("translate", both)] == [("test/0", ("A dog.",)), ("test/1", ("Two.",))]
     assert made("translate", both, source="en", target="de")[1].references == ("Zwei.",)
     (tmp_path / "a.txt").write_text("x\n", encoding="utf-8")
     (tmp_path / "b.txt").write_text("y\nz\n", encoding="utf-8")

@@ -72,10 +72,8 @@ def folder(tmp_path_factory):
 
 
 def test_the_table_of_rollouts_keeps_every_game(folder):
-    path = folder / "rollouts" / "step-00012.parquet"
-    found, metrics = parquet.games(path), read_history(folder).metrics[-1]
-    assert len(found) == 16
-    assert sum(game["won"] for game in found) / 16 == metrics["game/won"]
+    found, metrics = parquet.games(folder / "rollouts" / "step-00012.parquet"), read_history(folder).metrics[-1]
+    assert len(found) == 16 and sum(game["won"] for game in found) / 16 == metrics["game/won"]
     assert sum(len(game["turns"]) for game in found) / 16 == metrics["game/turns"]
     turn = found[0]["turns"][0]
     assert turn["options"][turn["chosen"]][0] == turn["command"]

@@ -28,8 +28,7 @@ def policy_of(kind: str) -> Policy:
 
 def same(mine, plain):
     for a, b in zip(mine, plain, strict=True):
-        assert (a.action, a.end) == (b.action, b.end)
-        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+        assert (a.action, a.end) == (b.action, b.end) and a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
         assert a.values == pytest.approx(b.values, abs=1e-4)
 
 
@@ -177,8 +176,7 @@ def test_drawing_in_two_levels_is_inverse_cdf(vocabulary):
     assert scores.gather(1, ids[:, None]).isfinite().all()
     truth = scores.double().log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
     assert torch.allclose(logprobs.double(), truth, atol=1e-5)
-    work = torch.full_like(scores, torch.nan)
-    again = Sampling.draw(scores, chances, work)
+    again = Sampling.draw(scores, chances, torch.full_like(scores, torch.nan))
     assert torch.equal(again[0], ids) and torch.equal(again[1], logprobs)
 
 
@@ -213,8 +211,7 @@ def test_a_fixed_buffer_says_the_same_to_rounding(kind, rows):
     grown = replies(policy, long, prompts, keys, batch=rows)
     for _ in range(2):  # and once more in the buffer that is there
         for c, plain in zip(replies(fixed(policy), long, prompts, keys, batch=rows), grown, strict=True):
-            assert c.action == plain.action
-            assert c.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
+            assert c.action == plain.action and c.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
             assert c.values == pytest.approx(plain.values, abs=1e-5)
     assert not native.decode(policy, rows, 8).buffer.graphs
     assert says(policy.model, prompts[0], grown[0], atol=1e-5)

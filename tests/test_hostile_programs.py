@@ -34,8 +34,7 @@ def test_no_program_escapes(level: str, some: list[Hostile], tmp_path: Path) -> 
             verdicts.append(next(found))
             neighbours += [next(found) for _ in programs[1:]]
         escaped = {one.name for one, verdict in zip(some, verdicts) if verdict.outcome == "passed"}
-        strong = {one.name for one in some if level != "process" or one.kind not in WEAK}
-        assert escaped & strong == set()
+        assert escaped & {one.name for one in some if level != "process" or one.kind not in WEAK} == set()
         assert {verdict.outcome for verdict in neighbours} == {"passed"}, "a neighbour was disturbed"
         assert level == "process" or room.state() == room.before
 
@@ -49,8 +48,7 @@ def test_some_programs_do_harm_without_a_sandbox(tmp_path: Path) -> None:
     some = "exits at once, reads a file of the user, cuts a file of the user, sends SIGKILL, connects, sleeps".split(
         ", "
     )
-    harmful = [one for one in ALL if one.name in some and unprotected(one, tmp_path / one.name)]
-    assert len(harmful) == len(some)
+    assert len([one for one in ALL if one.name in some and unprotected(one, tmp_path / one.name)]) == len(some)
     honest = Hostile("honest", "harms", "def f(): return 41\n", hostile_programs.PROOF)
     assert unprotected(honest, tmp_path / "room") == ""
 

@@ -118,8 +118,7 @@ def test_where_every_sample_hangs_the_deadline_holds(level, mark):
 
 
 def test_memory_and_processes_have_a_limit(mark):
-    notes = check_one_bad_sample(hostile.ten_gigabytes, "error", mark, STRONG).notes
-    assert "MemoryError" in notes[-1]
+    assert "MemoryError" in check_one_bad_sample(hostile.ten_gigabytes, "error", mark, STRONG).notes[-1]
     forks = isolated(hostile.forks_until_refused, processes=20, timeout=20, sample_timeout=10)
     scores = judge(forks, rollouts(1)).scores
     if "at most 20 processes" in forks.level:
@@ -173,8 +172,7 @@ def test_data_that_is_not_plain_is_refused(target, what):
 def test_samples_of_a_prompt_stay_together_in_a_worker():
     four = [Rollout(Task(f"t/{i}", "x"), i // 4, [Turn([1], [2])], ["y"]) for i in range(20)]
     two = isolated(hostile.how_many, workers=2)
-    assert judge(two, four).scores == [12.0] * 12 + [8.0] * 8
-    assert judge(two, four[:4]).scores == [4.0] * 4
+    assert judge(two, four).scores == [12.0] * 12 + [8.0] * 8 and judge(two, four[:4]).scores == [4.0] * 4
     assert judge(isolated(hostile.how_many), four).scores == [20.0] * 20
     assert judge(isolated(hostile.how_many, each=True), four).scores == [1.0] * 20
 
@@ -281,8 +279,7 @@ def test_a_failed_part_differs_from_one_that_abstained():
     """A sum without the failed part would be another reward: the sample is dropped, or the part gets its score."""
     sample = rollouts(19)
     for broken, outcome in ((hostile.raises, "error"), (hostile.abstains, "ok")):
-        parts = weighted({"a": (isolated(broken), 2.0), "b": (resolve("length:3"), 1.0)})
-        judged = judge(parts, sample)
+        judged = judge(weighted({"a": (isolated(broken), 2.0), "b": (resolve("length:3"), 1.0)}), sample)
         assert judged.scores[:17] == [2.0 * i for i in range(17)]
         assert judged.outcomes[17] == outcome and judged.scores[17] == (None if outcome == "error" else 0.0)
     priced = isolated(hostile.raises, on_error=-3.0)
@@ -293,10 +290,8 @@ def test_a_failed_part_differs_from_one_that_abstained():
 def test_options_of_the_run_reach_rewards_without_their_own():
     options = IsolationOptions(timeout=7, on_error=0.0, workers=2)
     named = under(resolve({"isolated:hostile:good": 1.0, "minus_query:isolated:hostile:raises": 2.0}), options)
-    own = under(isolated(hostile.good, timeout=9), options)
-    assert own.options.timeout == 9
-    inside = [reward.options for reward in parts_of(named, IsolatedReward)]
-    assert inside == [options, options]
+    assert under(isolated(hostile.good, timeout=9), options).options.timeout == 9
+    assert [reward.options for reward in parts_of(named, IsolatedReward)] == [options, options]
     assert under(hostile.good, IsolationOptions()) is hostile.good
 
 

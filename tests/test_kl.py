@@ -83,8 +83,7 @@ def stepped(replies, **options) -> list[tuple[dict, torch.Tensor]]:
     found = []
     for reply in replies:
         learner.optimizer = Caught(learner.policy.model.parameters())
-        metrics = learner.step([PROMPT], [torch.tensor(reply)], [0.0])
-        found.append((metrics, learner.optimizer.gradients[0]))
+        found.append((learner.step([PROMPT], [torch.tensor(reply)], [0.0]), learner.optimizer.gradients[0]))
     return found
 
 

@@ -62,8 +62,7 @@ def loss_of(scores, batch, **options):
     values = torch.where(last, torch.tensor(scores, dtype=torch.float64)[:, None], 99.0)  # other values do not count
     zeros = torch.zeros_like(values)
     terms = reward_model(Outputs(zeros, zeros, zeros, zeros, values), batch, **options)
-    weighted = batch.with_(weights=token_weights(batch, "group"))
-    return float((terms["loss"] * weighted.weights.sum(1)).sum()), terms
+    return float((terms["loss"] * batch.with_(weights=token_weights(batch, "group")).weights.sum(1)).sum()), terms
 
 
 def test_groups_have_equal_weight_whatever_their_size_and_length():
@@ -114,8 +113,7 @@ def test_ranking_is_plackett_luce(order):
 
 def test_best_of_k_is_a_softmax_and_of_two_pairwise():
     softmax = math.exp(S[2]) / sum(map(math.exp, S))
-    best = batch_of([0, 0, 1, 0], [0] * 4)
-    assert loss_of(S, best, kind="best")[0] == pytest.approx(-math.log(softmax))
+    assert loss_of(S, batch_of([0, 0, 1, 0], [0] * 4), kind="best")[0] == pytest.approx(-math.log(softmax))
     assert loss_of(S, batch_of([1, 2, 3, 0], [0] * 4), kind="best")[0] == pytest.approx(-math.log(softmax))
     two = batch_of([1, 0, 0, 1], [0, 0, 1, 1])
     kinds = [loss_of(S, two, kind=kind)[0] for kind in ("best", "pairwise", "ranking")]
@@ -147,8 +145,7 @@ def test_the_gradient_of_a_group_without_pairs_is_zero():
 
 
 def test_metrics_by_hand():
-    batch = batch_of([1, 0, 0, 4, 4], [0, 0, 0, 1, 1], lengths=[2, 1, 3, 1, 1])
-    _, terms = loss_of([1.0, 1.0, 0.0, 9.0, 3.0], batch)
+    _, terms = loss_of([1.0, 1.0, 0.0, 9.0, 3.0], batch_of([1, 0, 0, 4, 4], [0, 0, 0, 1, 1], lengths=[2, 1, 3, 1, 1]))
     found = {name.removeprefix("preference/"): x[~x.isnan()].tolist() for name, x in terms.items() if name != "loss"}
     assert found["accuracy"] == pytest.approx([0.75])  # one pair is even; the second group has none
     assert found["loss"] == pytest.approx([-(math.log(0.5) + math.log(sigmoid(1))) / 2])

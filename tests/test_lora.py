@@ -76,8 +76,7 @@ def test_a_new_adapter_starts_at_nothing_and_alone_is_trained(kind):
 @pytest.mark.parametrize("rslora", [False, True])
 def test_what_an_adapted_layer_computes(rslora):
     """The output equals the formula x W + s (x A') B'."""
-    model = shaken(lm("gpt2"), alpha=6.0, rslora=rslora)
-    layer = next(m for m in model.modules() if hasattr(m, "lora_A"))
+    layer = next(m for m in shaken(lm("gpt2"), alpha=6.0, rslora=rslora).modules() if hasattr(m, "lora_A"))
     a, b, base = layer.lora_A["default"].weight, layer.lora_B["default"].weight, layer.base_layer
     x = torch.randn(3, a.shape[1])
     wanted = x @ base.weight + base.bias + (6.0 / (2 if rslora else 4)) * (x @ a.T) @ b.T
@@ -126,8 +125,7 @@ def test_12_the_reference_is_the_adapter_as_it_was(folders):
     held = scores(learner.policy)
     without = load_policy(base)  # what an adapter switched off would compute
     assert float((held - scores(without)).abs().max()) > 0.3
-    replies = learner.generate([[3, 4, 5], [6, 7]] * 4, max_new_tokens=6)
-    first = learner.step(replies, [1.0, 0.0] * 4)
+    first = learner.step(learner.generate([[3, 4, 5], [6, 7]] * 4, max_new_tokens=6), [1.0, 0.0] * 4)
     assert abs(first["kl/per_reply"]) < 1e-5 > abs(first["kl/paid"])
     assert learner.step(*REPLIES)["kl/per_reply"] != 0.0
     assert torch.equal(scores(learner.reference.policy), held)
@@ -184,8 +182,7 @@ def test_an_adapters_folder_goes_on_as_a_policy(tmp_path, folders):
         assert torch.equal(p, again.policy.value_head.state_dict()[name])
     beside = load_policy(base, lora=LoraOptions(adapter=str(tmp_path / "out/adapter")))
     assert torch.equal(scores(beside), scores(learner.policy))
-    first = again.step(*REPLIES)
-    assert first["kl/per_reply"] == 0.0
+    assert again.step(*REPLIES)["kl/per_reply"] == 0.0
     merged = load_policy(str(tmp_path / "out"), value=ValueOptions())
     assert torch.allclose(scores(merged), scores(learner.policy), atol=1e-4) and not adapted(merged.model)
 

@@ -113,8 +113,7 @@ def test_an_expression_of_given_numbers(expression, odd):
 def test_the_form_of_thought_and_answer(text, right):
     reward = rewards.resolve("think_answer")
     assert judge(reward, [attempt(text, None)]).scores == [right]
-    opened = attempt(text.removeprefix("<think>"), None, query="2+2?\n<think>\n")
-    assert judge(reward, [opened]).scores == [right]
+    assert judge(reward, [attempt(text.removeprefix("<think>"), None, query="2+2?\n<think>\n")]).scores == [right]
 
 
 # --- generated problems -----------------------------------------------------------------------------------------------
@@ -127,8 +126,7 @@ def test_no_pair_of_numbers_is_in_both_parts():
     def drawn(rows):
         return {tuple(map(int, row["prompt"][:-1].split("+"))) for row in rows}
 
-    assert drawn(arithmetic_held_out(count=3000)) <= held
-    assert not drawn(arithmetic(count=3000)) & held
+    assert drawn(arithmetic_held_out(count=3000)) <= held and not drawn(arithmetic(count=3000)) & held
 
 
 def test_no_set_of_numbers_is_in_both_parts():

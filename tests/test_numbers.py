@@ -42,8 +42,7 @@ def model(kind="gpt2", **more):
 
 def learner(algorithm="ppo", **more) -> Learner:
     student = Learner(model(), algorithm=algorithm, **OPTIONS | JUDGED[algorithm] | more)
-    told = stepped(student)
-    assert told["update/refused"] == 0 and student.refused is None
+    assert stepped(student)["update/refused"] == 0 and student.refused is None
     return student
 
 
@@ -67,8 +66,7 @@ def refused(student: Learner, scores=SCORES) -> None:
     assert student.refused is not None and student.refused.whole
     assert alike(held(student), before)
     assert told["step"] == student.progress.step == step + 1
-    assert told["update/refused"] == 1 and not told.get("update/steps")
-    assert all(math.isfinite(x) for x in told.values())
+    assert told["update/refused"] == 1 and not told.get("update/steps") and all(math.isfinite(x) for x in told.values())
     assert student.algorithm.source == "data" or told["reward/mean"] == pytest.approx(sum(scores) / 8)
 
 

@@ -38,8 +38,7 @@ PACKED = ("gpt2", "gpt_neox", "llama", "qwen2", "opt")
 def policy(name: str = "gpt2", on: str = "on", **options) -> Policy:
     """A model in float64, so that a difference is a fault and not rounding."""
     torch.manual_seed(0)
-    model = MADE[name]().double()
-    return Policy(model, value=ValueOptions(init="normal"), options=ModelOptions(packing=on, **options))
+    return Policy(MADE[name]().double(), value=ValueOptions(init="normal"), options=ModelOptions(packing=on, **options))
 
 
 def ragged() -> Batch:
@@ -329,5 +328,4 @@ def test_the_kernel_is_told_the_same_rows(name, monkeypatch):
 def test_there_is_no_kernel_for_a_processor_or_float32():
     assert kernels.kernel(torch.device("cpu"), torch.bfloat16) is None
     assert kernels.kernel(torch.device("cuda"), torch.float32) is None
-    assert kernels.quick(torch.device("cpu"), torch.float32)
-    assert not kernels.quick(torch.device("cuda"), torch.float32)
+    assert kernels.quick(torch.device("cpu"), torch.float32) and not kernels.quick(torch.device("cuda"), torch.float32)

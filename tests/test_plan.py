@@ -97,8 +97,7 @@ def test_memory_is_counted_once_and_until_it_is_freed():
         del a
         assert memory.now == 4000  # a view still refers to it
         del b
-        assert memory.now == 0 and memory.most == 4000
-        assert memory.peak().most == 0
+        assert memory.now == 0 and memory.most == 4000 and memory.peak().most == 0
 
 
 def test_activations_grow_with_the_tokens_that_are_computed_at_once(folder):

@@ -90,8 +90,7 @@ def test_14_a_score_does_not_depend_on_its_neighbours():
     for spec in made.values():
         reward = resolve(spec)
         alone = [judge(reward, [r]).scores[0] for r in rollouts]
-        assert judge(reward, rollouts).scores == alone
-        assert judge(reward, rollouts[::-1]).scores == alone[::-1]
+        assert judge(reward, rollouts).scores == alone and judge(reward, rollouts[::-1]).scores == alone[::-1]
         assert len(set(alone)) > 1
 
 

@@ -28,8 +28,7 @@ def test_pass_at_k_is_the_share_of_all_subsets():
 def test_pass_at_k_of_many_samples_is_a_product():
     """1 - prod(1 - k / i), as Chen et al. compute it, and no rounding where that has some."""
     product = 1 - prod(1 - 100 / i for i in range(10_000 - 3 + 1, 10_001))
-    assert pass_at_k(10_000, 3, 100) == pytest.approx(product, rel=1e-12)
-    assert pass_at_k(10**5, 1, 1) == 1e-5
+    assert pass_at_k(10_000, 3, 100) == pytest.approx(product, rel=1e-12) and pass_at_k(10**5, 1, 1) == 1e-5
     assert pass_at_k(2000, 1000, 1000) == 1.0 and pass_at_k(2000, 0, 2000) == 0.0
 
 
@@ -206,8 +205,7 @@ def test_a_failure_that_is_too_long_to_be_read_is_passed_over():
     script = Script(["x x x </s>", "x </s>", "a </s>", "a </s>"])
     writer = Writer(words(), script, Sampling(max_tokens=8, stop_tokens=(1,)), fits=lambda size: size < 4)
     made = Search(SearchOptions(samples=2, repair=1), writer, judge, template="{prompt} {program}")
-    found = made([TASK])[0]
-    assert (found[2].parent, made.unread) == (1, 1)
+    assert (made([TASK])[0][2].parent, made.unread) == (1, 1)
 
 
 def test_a_repaired_program_is_refined_by_its_writer():
@@ -217,8 +215,7 @@ def test_a_repaired_program_is_refined_by_its_writer():
     options = SearchOptions(samples=2, refine="critic", repair=1, rounds=2)
     made = Search(options, Writer(words(), own, sampling), judge, critic=Count(), template="{prompt} Q {program}",
                   repairer=Writer(words(), theirs, sampling))  # fmt: skip
-    found = made([TASK])[0]
-    assert [(c.how, c.writer) for c in found[2:]] == [("repaired", 1)] * 2 + [("refined", 1)] * 2
+    assert [(c.how, c.writer) for c in made([TASK])[0][2:]] == [("repaired", 1)] * 2 + [("refined", 1)] * 2
     assert {(prompt, begun) for prompt, begun, _ in theirs.asked[2:]} == {(ids_of("P Q x"), ids_of("a"))}
 
 

@@ -282,8 +282,7 @@ UNITTEST = "import unittest\nclass TestF(unittest.TestCase):\n    def test_f(sel
 )
 def test_a_test_that_does_not_need_the_programs_process_is_taken(setup, test):
     """Those that do are in `refusals.txt`."""
-    task = Task("a", "Write f.", {"tests": ["assert f(2) == 1", test], "setup": setup})
-    assert problem_of(task).setup == setup
+    assert problem_of(Task("a", "Write f.", {"tests": ["assert f(2) == 1", test], "setup": setup})).setup == setup
 
 
 def test_kept_verdicts_make_a_replay_exact(tmp_path, monkeypatch):
@@ -333,8 +332,7 @@ def test_bad_references_are_named_dropped_or_refused():
     prepare(warned := UnitTests(), many)
     assert "'m/4': runtime error" in warned.notes[0] and "; and the tasks 'm/5', 'm/6'" in warned.notes[0]
     assert warned.notes[0].endswith("'m/104' and 2 more")
-    dropping = UnitTests(references="drop")
-    assert [task.id for task in prepare(dropping, made)] == ["t/3", "sure"]
+    assert [task.id for task in prepare(UnitTests(references="drop"), made)] == ["t/3", "sure"]
     with pytest.raises(OperantError, match="3 of 4 reference solutions"):
         prepare(UnitTests(references="refuse"), made)
     skipping = UnitTests(references="skip")
@@ -382,8 +380,7 @@ def test_the_recipe_trains_on_a_file_and_names_the_bad_rows(kind, tmp_path, monk
     assert "(1 compile error, 2 runtime error, 1 failed test)" in log
     for number, outcome in enumerate(["runtime error", "runtime error", "compile error", "failed test"]):
         assert f"task 'mbpp/{11 + number}': {outcome}" in log
-    metrics = [json.loads(line) for line in Path("run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    for step in metrics:
+    for step in [json.loads(line) for line in Path("run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]:
         assert sum(share for name, share in step.items() if name.startswith("outcome/")) == pytest.approx(1)
     assert "What became of the replies" in Path("run/report.html").read_text(encoding="utf-8")
     assert len(Path("run/verdicts-0.jsonl").read_text(encoding="utf-8").splitlines()) >= 8
@@ -431,6 +428,5 @@ def test_verdicts_on_samples_of_coderl_are_its_own():
         verdicts = Jail(JailOptions()).run([problem_of(task).program(one["code"]) for one in samples])
         found += [(one["result"], verdict.outcome) for one, verdict in zip(samples, verdicts, strict=True)]
     names = {-2: "compile error", -1: "runtime error", False: "failed test", True: "passed"}
-    assert len(found) == 30
-    assert all((outcome == "passed") == (result is True) for result, outcome in found)
+    assert len(found) == 30 and all((outcome == "passed") == (result is True) for result, outcome in found)
     assert sum(outcome == names[result] for result, outcome in found) >= 28

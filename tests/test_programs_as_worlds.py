@@ -228,8 +228,7 @@ def test_a_conversation_that_was_changed_opens_a_row():
         edited = {"role": "assistant", "content": f"{reply} b"}
         client.chat([{"role": "user", "content": "e"}, edited, {"role": "user", "content": "f"}])
 
-    rollouts = played(program, tokenizer=tokenizer)
-    assert [rollout.info["fresh_rows"] for rollout in rollouts] == [4] * 4
+    assert [rollout.info["fresh_rows"] for rollout in played(program, tokenizer=tokenizer)] == [4] * 4
 
 
 def test_a_forked_process_cannot_use_the_client():

@@ -50,8 +50,7 @@ def accuracy(of: Classification, prompt: str, examples: Examples, offset: Sequen
 def test_no_prompt_and_its_calibration():
     of = setting(train=16, test=20)
     bare = baselines.no_prompt(of)
-    assert (bare.prompt, bare.calls) == ("", 0)
-    assert bare.train == pytest.approx(accuracy(of, "", of.train))
+    assert (bare.prompt, bare.calls) == ("", 0) and bare.train == pytest.approx(accuracy(of, "", of.train))
     assert bare.test == pytest.approx(accuracy(of, "", of.test))
     # The mean of the training texts alone, taken to the others.
     tokenizer, model = of.model.tokenizer, of.model.model
@@ -69,8 +68,7 @@ def test_manual_takes_the_best_in_training():
     prompts = ["it is", "so long and", "the plot"]
     row = baselines.manual(of, prompts)
     by_hand = [accuracy(of, prompt, of.train) for prompt in prompts]
-    assert row.prompt == prompts[by_hand.index(max(by_hand))]
-    assert row.calls == 3 * len(set(of.train.texts))
+    assert row.prompt == prompts[by_hand.index(max(by_hand))] and row.calls == 3 * len(set(of.train.texts))
     glued = replace(of, template=PromptTemplate("{sentence}{prompt}"))
     assert baselines.manual(glued, prompts).prompt == f" {row.prompt}"
 
@@ -104,8 +102,7 @@ def test_halving_tries_more_prompts_at_equal_calls(calibrate):
     # 8 texts, then 8 more for a half of the prompts, then 16 for a quarter: 16 calls a prompt.
     assert row.detail["tried"] == int(32 * 24 / (16 + free))
     assert plain.detail["tried"] == 32 * 24 // (32 + free)
-    assert row.calls <= 32 * 24
-    assert row.score == pytest.approx(float(of.scores([row.prompt])[0]))
+    assert row.calls <= 32 * 24 and row.score == pytest.approx(float(of.scores([row.prompt])[0]))
 
 
 def test_halving_keeps_a_prompt_that_is_best_on_all_texts():

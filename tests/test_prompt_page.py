@@ -89,8 +89,7 @@ def test_the_steps_by_hand(tmp_path):
 
 
 def test_what_is_pasted_is_what_the_task_model_reads(tmp_path):
-    data = prompts.embedded(write(tmp_path / "run"))
-    assert [(one["from"], one["paste"]) for one in data["found"]["rows"]] == [
+    assert [(one["from"], one["paste"]) for one in prompts.embedded(write(tmp_path / "run"))["found"]["rows"]] == [
         ("best in training, step 1", "{sentence}  it was {mask} ."),  # the template's space and the prompt's own
         ("greedy, after step 5", "{sentence} " + EVIL + " {mask} ."),
         ("none", "{sentence} {mask} ."),

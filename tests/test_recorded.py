@@ -44,8 +44,7 @@ def test_each_form_of_a_record_is_the_same_episode():
             (second, [8], [-2.0], "length", 2.0, version),
         ]
         assert rollout.texts == ["c", "e"] and rollout.group == 0 and rollout.task.id == "replies/x"
-    later = operant.recorded_replies(records[::-1], one, version=9)
-    assert [r.turns[0].version for r in later] == [-4, -6]
+    assert [r.turns[0].version for r in operant.recorded_replies(records[::-1], one, version=9)] == [-4, -6]
     metrics = one.step([first, other], [0.0, 0.0])
     assert metrics["rollout/staleness"] == 1.0 and metrics["rollout/staleness_max"] == 2.0
     assert one.last_step.batch.actions.sum() == 6 and len(one.last_step.batch) == 2

@@ -137,5 +137,4 @@ def test_retired_prompts_stay_retired_in_a_resumed_run(tmp_path):
 
 def test_dapo_draws_again_and_grpo_does_not():
     given = {"tasks": PROMPTS, "reward": count_a}
-    found = [configure({**given, "algorithm": name, "samples": 2}).train.redraw for name in ("dapo", "grpo")]
-    assert found == [4, 0]
+    assert [configure({**given, "algorithm": name, "samples": 2}).train.redraw for name in ("dapo", "grpo")] == [4, 0]

@@ -57,8 +57,7 @@ def test_few_replies_are_all_embedded(run):
     assert rows["query"][:2] == ["query 0", "query 1"] and rows["end"] == ["stop"] * 6
     assert data["available"] == {"steps": 2, "replies": 6} and data["notes"] == []
     assert data["summary"] == "All 6 replies are embedded."
-    assert [chunk["first"] for chunk in data["replies"]["token_chunks"]] == [0, 3]
-    assert data["probes"] is None
+    assert [chunk["first"] for chunk in data["replies"]["token_chunks"]] == [0, 3] and data["probes"] is None
 
 
 def test_at_most_fifty_per_step_evenly(run):

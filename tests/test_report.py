@@ -93,16 +93,14 @@ def test_a_long_curve_is_short_and_keeps_its_peaks():
     assert found["values"]["a"][at : at + 2] == [5.0, -7.0]  # in their order in time
     assert found["values"]["b"][:4] == [0.0, 4.0, 5.0, 9.0] and found["values"]["b"][-1] == 1002.0
     assert None not in found["values"]["a"] and set(found["values"]["a"]) == {0.0, 5.0, -7.0}
-    unknown = downsample.curves([{"step": i, "a": None} for i in range(999)])
-    assert set(unknown["values"]["a"]) == {None}
+    assert set(downsample.curves([{"step": i, "a": None} for i in range(999)])["values"]["a"]) == {None}
 
 
 @pytest.mark.parametrize("count", [1, 500, 501, 751, 12_345])
 def test_a_curve_of_any_length_fits_and_ends_with_its_last_step(count):
     found = downsample.curves([{"step": i, "a": float(i)} for i in range(count)])
     assert len(found["steps"]) == len(found["values"]["a"]) <= downsample.POINTS
-    assert found["steps"][-1] == found["values"]["a"][-1] == count - 1
-    assert found["steps"] == sorted(set(found["steps"]))
+    assert found["steps"][-1] == found["values"]["a"][-1] == count - 1 and found["steps"] == sorted(set(found["steps"]))
 
 
 def heatmaps(path, *lines):
@@ -130,8 +128,7 @@ def test_histograms_of_different_widths_share_a_grid(tmp_path):
 def test_a_heatmap_loses_nothing_and_its_tail_stays_in_the_outermost_row(tmp_path):
     outlier = histogram(1.0, 0, *([500] * 4), *([0] * 95), 1)
     grid = heatmaps(tmp_path / "d", {"step": 1, "histograms": {"x": outlier}}).histogram("x")
-    assert (grid["start"], grid["rows"]) == (0, 4)
-    assert grid["columns"] == [[0, 0.2499, 0.2499, 0.2499, 0.2504]]
+    assert (grid["start"], grid["rows"]) == (0, 4) and grid["columns"] == [[0, 0.2499, 0.2499, 0.2499, 0.2504]]
 
 
 def test_whole_numbers_make_rows_without_stripes_between(tmp_path):
@@ -139,8 +136,7 @@ def test_whole_numbers_make_rows_without_stripes_between(tmp_path):
     assert lengths is not None and lengths.width == 0.25
     grid = heatmaps(tmp_path / "d", {"step": 1, "histograms": {"x": lengths.as_plain()}}).histogram("x")
     assert (grid["width"], grid["start"], grid["rows"]) == (1.0, 3, 29)
-    shares = grid["columns"][0][1:]
-    assert [i + 3 for i, share in enumerate(shares) if share] == [3, 4, 5, 7, 20, 31]
+    assert [i + 3 for i, share in enumerate(grid["columns"][0][1:]) if share] == [3, 4, 5, 7, 20, 31]
 
 
 def test_a_long_run_has_every_nth_histogram_and_the_newest(tmp_path):
@@ -149,8 +145,7 @@ def test_a_long_run_has_every_nth_histogram_and_the_newest(tmp_path):
         line["blocks"] = {"gradient": {"a": float(line["step"]), "b": None}}
     found = heatmaps(tmp_path / "d", *lines)
     grid, norms = found.histogram("x"), found.blocks("gradient")
-    assert len(grid["steps"]) == 250 and grid["steps"][-3:] == [991, 995, 999]
-    assert len(grid["columns"]) == 250
+    assert len(grid["steps"]) == 250 and grid["steps"][-3:] == [991, 995, 999] and len(grid["columns"]) == 250
     assert norms["names"] == ["a", "b"]
     assert norms["columns"][:2] == [[0.0, None], [10.0, None]] or norms["steps"][-1] == 990
     assert found.histogram("y") is None and found.blocks("weight") is None
@@ -536,8 +531,7 @@ def test_a_finding_links_to_its_chart(browser, tmp_path):
 
 @pytest.mark.slow
 def test_many_findings_are_folded(browser, tmp_path):
-    path = write_run(tmp_path / "x")
-    data = run_report.page_data(path)
+    data = run_report.page_data(write_run(tmp_path / "x"))
     finding = {"level": "warning", "message": "`a` -> <b>", "cause": "c", "remedy": "`--d`", "metrics": [], "step": 1}
     for count, shown, label in ((4, 4, None), (6, 3, "3 more")):
         html = run_report.page(data | {"replies": None, "findings": [finding | {"name": str(i)} for i in range(count)]})

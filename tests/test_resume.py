@@ -416,8 +416,7 @@ def test_a_reward_that_changes_goes_on_where_it_was(tmp_path, wrap):
     looks = {"probes": 2, "probe_every": 1, "evaluate": TASKS, "evaluate_every": 1}
     whole = train(model(), TASKS, reward(), out=tmp_path / "whole", **options(**looks))
     cut(tmp_path / "cut", 2, reward(), **looks)
-    run = again(tmp_path / "cut", reward(), evaluate=TASKS)
-    assert told(run) == told(whole)
+    assert told(again(tmp_path / "cut", reward(), evaluate=TASKS)) == told(whole)
     plain = train(model(), TASKS, reward(), out=tmp_path / "plain", **options())
     assert [m["reward/mean"] for m in told(plain)] == [m["reward/mean"] for m in told(whole)], "looks count for nothing"
 
@@ -503,8 +502,7 @@ def test_checkpoints_by_step_those_that_stay_and_the_best(tmp_path):
     assert left == ["step-00003", "step-00004", "step-00008", "step-00009"]
     sizes = {line["step"]: line["checkpoint/bytes"] for line in run.metrics if "checkpoint/bytes" in line}
     assert list(sizes) == [2, 3, 4, 5, 7, 9], "after the first and third as the best, the even ones"
-    written = sum(file.stat().st_size for file in (run.path / "checkpoints/step-00008").iterdir())
-    assert sizes[9] == written
+    assert sizes[9] == sum(file.stat().st_size for file in (run.path / "checkpoints/step-00008").iterdir())
     again(run.path, rigged, steps=10, best="rollout/count")  # 4.0 of it are compared with no reward of 5.0
     assert json.loads((run.path / "best/best.json").read_text(encoding="utf-8"))["step"] == 10
     assert all(("time/checkpoint" in line) == (line["step"] in sizes) for line in run.metrics)

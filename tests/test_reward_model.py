@@ -69,15 +69,13 @@ def test_training_and_the_reward_read_as_transformers_does(kind, pad, tmp_path):
     assert ours.tolist() == pytest.approx(by_hand, abs=1e-5)
     rollouts = [Rollout(Task("t", ""), 0, [], [text[4:]], query=text[:4]) for text in texts]
     assert RewardModelScore(str(folder))(rollouts) == pytest.approx(by_hand, abs=1e-5)
-    again = RewardModel(str(folder))
-    assert again.scores(ids).tolist() == pytest.approx(by_hand, abs=1e-5)
+    assert RewardModel(str(folder)).scores(ids).tolist() == pytest.approx(by_hand, abs=1e-5)
 
 
 def test_the_head_is_drawn_as_in_the_paper(tmp_path):
     trunk = save(tmp_path / "trunk")
     heads = [RewardModel(trunk, seed=seed).network.score.weight for seed in range(12)]
-    drawn = torch.cat([head.flatten() for head in heads])
-    assert float(drawn.std()) == pytest.approx(33**-0.5, rel=0.1)
+    assert float(torch.cat([head.flatten() for head in heads]).std()) == pytest.approx(33**-0.5, rel=0.1)
 
 
 @pytest.mark.slow

@@ -119,8 +119,7 @@ def test_a_function_that_is_no_reward_is_refused(reward, why):
 
 def test_a_mapping_is_a_weighted_sum_with_parts_by_name():
     judged = judge(resolve({"letters:e": 0.5, "length:4": 2.0}), [rollout_of("eee", ids=[1, 2])])
-    assert judged.scores == [0.5 * 3 + 2.0 * -0.5]
-    assert judged.parts == {"letters": [3.0], "length": [-0.5]}
+    assert judged.scores == [0.5 * 3 + 2.0 * -0.5] and judged.parts == {"letters": [3.0], "length": [-0.5]}
     twice = judge(resolve({"letters:e": 1.0, "letters:a": -1.0, my_reward: 0.1}), [rollout_of("aae")])
     assert twice.parts == {"letters:e": [1.0], "letters:a": [2.0], "my_reward": [1.0]}
     with pytest.raises(OperantError, match=r"give each its own options"):
@@ -136,8 +135,7 @@ def test_answers_that_are_allowed():
     assert judged.parts["a"] == [None] * 5 + [1.0, None, None]
     assert judged.parts["fixed"] == [1.0, 0.5, 0.25, None, pytest.approx(0.6), None, None, None]
     assert judge(fixed(torch.ones(8)), rollouts).scores == [1.0] * 8
-    assert judge(lambda rs: (1e18 for _ in rs), rollouts).scores == [1e18] * 8
-    assert judge(fixed([]), []).scores == []
+    assert judge(lambda rs: (1e18 for _ in rs), rollouts).scores == [1e18] * 8 and judge(fixed([]), []).scores == []
 
 
 @cases(
@@ -405,8 +403,7 @@ def test_running_moments_by_hand():
     again.load_state_dict(moments.state_dict())
     again.update([1e6 + 7.0])
     again.update([])
-    assert (again.count, again.mean) == (4, 1e6 + 3.25)
-    assert again.var == pytest.approx(np.var([1, 2, 3, 7]))
+    assert (again.count, again.mean) == (4, 1e6 + 3.25) and again.var == pytest.approx(np.var([1, 2, 3, 7]))
     assert again.std == pytest.approx(np.std([1, 2, 3, 7], ddof=1))
 
 
@@ -443,8 +440,7 @@ def test_per_token_scores_are_scaled_as_their_sum():
     options, moments = ScoreOptions(normalise=True), RunningMoments()
     _, used = score(fixed([[1.0, 0.0, 1.0], [2.0, 2.0, 2.0]]), [rollout_of("")] * 2, options, moments)
     std = math.sqrt(8)  # of the totals 2 and 6
-    assert used[0] == pytest.approx([1 / std, 0.0, (1 - 4) / std])
-    assert sum(used[0]) == pytest.approx((2 - 4) / std)
+    assert used[0] == pytest.approx([1 / std, 0.0, (1 - 4) / std]) and sum(used[0]) == pytest.approx((2 - 4) / std)
 
 
 def test_missing_stop_replaces_or_adds():

@@ -122,8 +122,7 @@ def test_units_by_hand():
     rollouts += [rollout(7, ([4], [8, 9])), rollout(3, ([4], [4]))]
     joined, apart = collate(rollouts, [0.0] * 4), collate(rollouts, [0.0] * 4, joined=False)
     assert units(joined) == [[0], [1], [2], [3]] and units(apart) == [[0, 1], [2], [3], [4]]
-    assert units(apart, "turn") == [[0], [1], [2], [3], [4]]
-    assert units(joined, "pair") == [[0, 1], [2, 3]]
+    assert units(apart, "turn") == [[0], [1], [2], [3], [4]] and units(joined, "pair") == [[0, 1], [2, 3]]
     assert units(apart, "group") == [[0, 1, 3], [2, 4]]
 
 
@@ -145,7 +144,5 @@ def test_minibatches_are_cut_by_unit(unit, base, steps):
     method = replace(find(base), unit=unit)
     options = {"kl.coef": 0.0, "max_tokens": 3, "update.minibatch": 2, "update.epochs": 1}
     learner = Learner(lm(), tokenizer=letters(), algorithm=method, env=Guess("z", 3), **options)
-    episodes = learner.play([Task(f"t/{i // 2}", "ab") for i in range(6)])
-    metrics = learner.learn(episodes, [float(i) for i in range(6)])
-    assert metrics["update/steps"] == steps and metrics["rollout/turns"] == 3
-    assert metrics["rollout/logprob_gap"] < 1e-4
+    metrics = learner.learn(learner.play([Task(f"t/{i // 2}", "ab") for i in range(6)]), [float(i) for i in range(6)])
+    assert metrics["update/steps"] == steps and metrics["rollout/turns"] == 3 and metrics["rollout/logprob_gap"] < 1e-4

@@ -139,8 +139,7 @@ def game(rewards, *, place, fresh=True) -> Rollout:
     """An episode of turns of two tokens each, in rows of their own or in one."""
     turns, seen = [], [3]
     for k, reward in enumerate(rewards):
-        prompt = [3 + k] if fresh else list(seen)
-        turns.append(Turn(prompt, [10 + k, 11], reward=reward))
+        turns.append(Turn([3 + k] if fresh else list(seen), [10 + k, 11], reward=reward))
         seen += [10 + k, 11, 4]
     return Rollout(Task(f"game/{place}", "x"), place, turns, [""] * len(turns), "world", place=place)
 
@@ -161,8 +160,7 @@ def test_turns_are_kept_by_their_return_across_the_episode(fresh):
     assert turns(batch, "top:3") == [(0, 0), (0, 1), (0, 2)]  # 1 and 1: the first episode's stays
     assert turns(batch, "top:4") == turns(batch, "above:0.9") == [(0, 0), (0, 1), (0, 2), (1, 0)]
     # KL of 3 nats a token in the last turn of the first game, at 0.5 a nat: 4 - 3 = 1, and the other turns pay nothing.
-    dear = batch.with_(kl=torch.where(batch.turns == 2, 3.0, 0.0))
-    assert turns(dear, "top:1", kl_coef=0.5) == [(0, 1)]
+    assert turns(batch.with_(kl=torch.where(batch.turns == 2, 3.0, 0.0)), "top:1", kl_coef=0.5) == [(0, 1)]
     # An untrained turn after the first: 4 is two turns away from it, then three.
     played = games[0].turns
     skipping = replace(games[0], turns=[played[0], replace(played[1], trained=False), played[2]])
@@ -195,8 +193,7 @@ def test_another_method_credits_all_and_trains_on_the_best(algorithm):
     credit = {"advantage.whiten_scope": "none"} if algorithm == "ppo" else {}
     credit |= {"learner.select": "top:2", "kl.coef": 0.0, "kl.loss_coef": 0.0}
     learner = Learner(lm(), algorithm=algorithm, max_tokens=3, **credit)
-    rollouts = [replace(said([5], [6 + i, 7], group=0), place=i) for i in range(4)]
-    metrics = learner.learn(rollouts, [1.0, 2.0, 3.0, 6.0])
+    metrics = learner.learn([replace(said([5], [6 + i, 7], group=0), place=i) for i in range(4)], [1.0, 2.0, 3.0, 6.0])
     if algorithm != "ppo":  # by hand; the population's deviation is sqrt(3.5); GiGPO adds the same once more
         centred = {"rloo": [0.0, 4.0]}.get(algorithm, [0.0, 3.0 / 3.5**0.5 * (1 + (algorithm == "gigpo"))])
         assert metrics["policy/advantage_mean"] == pytest.approx(sum(centred) / 2, abs=1e-4)

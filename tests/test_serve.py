@@ -209,8 +209,7 @@ def test_what_cannot_be_done_is_refused_in_the_protocols_own_form(path, body, st
 
 
 def test_a_message_that_the_template_leaves_out_is_refused(one):
-    tokenizer = letters("{{ messages[0].content }}{{ messages[-1].content }}a")
-    policy = Policy(one.policy.model, tokenizer)
+    policy = Policy(one.policy.model, letters("{{ messages[0].content }}{{ messages[-1].content }}a"))
     talk = [{"role": "system", "content": "den"}, {"role": "system", "content": "cab"}, USER]
     with pytest.raises(serving.protocol.RefusedRequestError, match=r"messages\[1\].*leaves it out"):
         serving.protocol.chat_request({"messages": talk}, policy)
@@ -310,8 +309,7 @@ def test_a_stream_begins_with_a_single_token(one, stream, known):
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_pieces_that_are_remembered_are_those_of_one_call(kind):
-    policy = policy_of(kind)
-    engine, sampling = NativeEngine(policy), Sampling(max_tokens=12, stop_tokens=(-1,))
+    engine, sampling = NativeEngine(policy_of(kind)), Sampling(max_tokens=12, stop_tokens=(-1,))
     prompts, keys = [[3, 4, 5], [6, 7, 8, 9], [3, 4, 5]], [1, 2, 3]
     whole = engine.generate(prompts, sampling, keys)
     with engine.remembering():

@@ -162,8 +162,7 @@ def test_what_it_begins_as():
 def test_it_takes_room_in_the_context():
     """64 positions: 60 virtual tokens, and 4 for a prompt and its reply, whose last token is not read."""
     learner = Learner(lm("gpt2", V), **{"soft_prompt.tokens": 60, "max_tokens": 2})
-    replies = learner.generate([[3, 4]] * 2)
-    assert learner.step(replies, [1.0, 0.0])["rollout/logprob_gap"] < 1e-5
+    assert learner.step(learner.generate([[3, 4]] * 2), [1.0, 0.0])["rollout/logprob_gap"] < 1e-5
     why = "prompt 0 has 3 tokens, and with 2 .* context of 4 behind a soft prompt of 60"
     with pytest.raises(OperantError, match=why):
         learner.generate([[3, 4, 5]])

@@ -112,8 +112,7 @@ def test_fluent_replies_have_tokens_of_the_frozen_model_alone():
             ids = reply.turns[0].action
             logits = bare(torch.tensor([[3, 4, *ids]])).logits[0, 1:-1]
             assert all(token in logits[i].topk(3).indices for i, token in enumerate(ids))
-        metrics = learner.step(replies, [float(i) for i in range(16)])
-        assert metrics["rollout/logprob_gap"] < 1e-4
+        assert learner.step(replies, [float(i) for i in range(16)])["rollout/logprob_gap"] < 1e-4
 
 
 # --- the losses -------------------------------------------------------------------------------------------------------
@@ -172,8 +171,7 @@ def test_every_loss_and_gradient_is_that_of_a_twin(version, share, freeze, kind,
             loss = share * loss + (1 - share) * twin(version, *of_copy, q, v, rewards, freeze)
         total = total + loss / len(PROMPTS)
     wanted = torch.autograd.grad(total, list(mlp.parameters()))
-    metrics = learner.step(PROMPTS, REPLIES, SCORES)
-    assert metrics["loss/total"] == pytest.approx(total.item(), abs=1e-8)
+    assert learner.step(PROMPTS, REPLIES, SCORES)["loss/total"] == pytest.approx(total.item(), abs=1e-8)
     for mine, truth in zip(mlp.parameters(), wanted, strict=True):
         assert torch.allclose(mine.grad, truth, atol=1e-8)
 

@@ -109,11 +109,9 @@ content: 2 of 3 letters, 3 of 3, 0, 0; style: 9/10, 1/2, 0, 1/2. So they are wor
 
 def test_a_prompt_is_worth_the_mean_of_the_best_of_each_group(models):
     script = Script(*FOUR)
-    judged = rewards.resolve(reward(models, script))
-    (found,) = judged([rollout()])
+    (found,) = rewards.resolve(reward(models, script))([rollout()])
     assert script.asked == ['Say it: "acf" "'] * 4
-    assert found.score == pytest.approx((78.3333 + 25) / 2, abs=1e-3)
-    assert found.message == "acg"
+    assert found.score == pytest.approx((78.3333 + 25) / 2, abs=1e-3) and found.message == "acg"
     wanted = {
         "content": (66.6667 + 100) / 4,
         "style": (90 + 50 + 50) / 4,

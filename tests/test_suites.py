@@ -35,16 +35,14 @@ def test_an_episode_is_that_of_textarena_itself():
 
     task, peer = world.games("train")[3], textarena.make(GUESS)
     peer.reset(num_players=1, seed=zlib.crc32(task.id.encode()))
-    shown = world.reset({0: task})[0].text
-    assert shown.strip("\n> ") in peer.get_observation()[1]
+    assert world.reset({0: task})[0].text.strip("\n> ") in peer.get_observation()[1]
     done, paid, chance = False, 0.0, random.Random(0)
     while not done:
         guess = str(chance.randint(1, 20))
         step = world.step({0: guess})[0]
         done, _ = peer.step(f"[{guess}]")
         paid += step.reward
-        assert step.terminated == done
-        assert step.text.removesuffix("\n>").strip() in peer.get_observation()[1]
+        assert step.terminated == done and step.text.removesuffix("\n>").strip() in peer.get_observation()[1]
     assert paid == pytest.approx(peer.close()[0][0])
 
 

@@ -76,8 +76,7 @@ def test_shared_sentences_change_no_number(template, kind):
             expected[i, j] = torch.tensor(answers(model, tokenizer, ids, -1, ["Ġbad", "Ġgood"]))
     shared = task_model((model, tokenizer), batch_tokens=60)
     for _ in range(2):  # the second time the sentences are known
-        found = shared.word_logprobs(made, prompts, texts, WORDS)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(shared.word_logprobs(made, prompts, texts, WORDS), expected, atol=1e-5, rtol=0)
     assert shared.notes == [] and shared.share
     plain = task_model((model, tokenizer), share=False).word_logprobs(made, prompts, texts, WORDS)
     torch.testing.assert_close(plain, expected, atol=1e-5, rtol=0)
@@ -216,8 +215,7 @@ def test_other_models_are_refused(tmp_path):
         task_model("builtin:reviews-lm", "mask")
     with pytest.raises(OperantError, match="there is no such folder"):
         task_model("./nowhere")
-    trunk = masked("bert", len(word_tokenizer())).bert
-    on_disk(tmp_path, trunk, word_tokenizer())
+    on_disk(tmp_path, masked("bert", len(word_tokenizer())).bert, word_tokenizer())
     with pytest.raises(OperantError, match="lacks weights of a masked model"):
         task_model(str(tmp_path), "masked")
 
@@ -282,8 +280,7 @@ def test_replacements_follow_the_gradient(kind):
             inputs = table[torch.tensor([row.ids])].clone().double()
             at = place[i][position]
             inputs[0, at] += size * table[token].double()
-            logits = twin(inputs_embeds=inputs).logits[0, row.place]
-            total -= float(logits.log_softmax(-1)[columns[i]])
+            total -= float(twin(inputs_embeds=inputs).logits[0, row.place].log_softmax(-1)[columns[i]])
         return total
 
     twin = copy.deepcopy(task.model).double()

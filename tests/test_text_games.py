@@ -117,8 +117,7 @@ class Ladders(TextGames):
 
 
 def played(world, *replies):
-    task = Task("t", "Climb")
-    steps = [world.reset({7: task})[7], *(world.step({7: reply})[7] for reply in replies)]
+    steps = [world.reset({7: Task("t", "Climb")})[7], *(world.step({7: reply})[7] for reply in replies)]
     return steps, steps[-1].info["game"]
 
 

@@ -341,8 +341,7 @@ def test_bertscore_of_equal_empty_and_several():
     one, other = metric([rollout("a film", "bad"), rollout("a film", "the film")])
     given = [rollout("a film", "bad", "the film")]
     assert metric(given) == [pytest.approx(max(one, other))]
-    mean = SCORES["bertscore"]("builtin:sentiment", several="mean")
-    assert mean(given) == [pytest.approx((one + other) / 2)]
+    assert SCORES["bertscore"]("builtin:sentiment", several="mean")(given) == [pytest.approx((one + other) / 2)]
 
 
 # --- perplexity -------------------------------------------------------------------------------------------------------
@@ -383,8 +382,7 @@ def test_perplexity_of_long_texts_and_without_a_prompt(tmp_path):
 
 # --- diversity --------------------------------------------------------------------------------------------------------
 def test_diversity_by_hand():
-    found = number({"diversity": {"n": 2, "segment": 3}}, [rollout("a a b b"), rollout("c"), rollout("")])
-    assert found == {
+    assert number({"diversity": {"n": 2, "segment": 3}}, [rollout("a a b b"), rollout("c"), rollout("")]) == {
         "diversity/mean_length": 5 / 3,
         "diversity/msttr": 2 / 3,  # a a b; "b c" is no whole segment
         "diversity/distinct_1": 3 / 5,
@@ -423,9 +421,8 @@ def test_pairs_are_read_as_the_model_reads_pairs(tmp_path):
     model.save_pretrained(tmp_path)
     names = ["input_ids", "token_type_ids", "attention_mask"]  # as the tokenizers of BERT have it
     tok = tokenizer_of(WORDS, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", model_input_names=names)
-    ends = [("[CLS]", 2), ("[SEP]", 3)]
     tok.backend_tokenizer.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     tok.save_pretrained(tmp_path)
 
@@ -665,8 +662,7 @@ def test_each_token_is_paid_what_it_adds():
     given = spoken("aaxc", "abc")
     assert len(given.turns[0].action) == 4
     judged = judge(with_letters("per_token:rouge", own), [given])
-    assert judged.scores == [pytest.approx([1 / 3, 0, 0, 1 / 3])]
-    assert judged.parts == {"rouge": [pytest.approx(2 / 3)]}
+    assert judged.scores == [pytest.approx([1 / 3, 0, 0, 1 / 3])] and judged.parts == {"rouge": [pytest.approx(2 / 3)]}
 
 
 @cases(("rouge", {}), ("bleu", {"max_n": 2}), ("chrf", {}), ("ter", {}), ("meteor", {"synonyms": False}), ("dates", {}))
@@ -723,8 +719,7 @@ def test_the_learner_is_paid_token_by_token():
     reward = with_letters("per_token:letters:abcdefghijklm")
     rollouts = learner.play([Task("0", "ab"), Task("0", "ab")])
     scores = judge(reward, rollouts).scores
-    batch = collate(rollouts, scores)
-    for one, paid, row in zip(rollouts, scores, batch.rewards, strict=True):
+    for one, paid, row in zip(rollouts, scores, collate(rollouts, scores).rewards, strict=True):
         tok, seen = letters(), [0.0]
         for t in range(1, one.count + 1):
             seen.append(float(sum(c in "abcdefghijklm" for c in tok.decode(one.ids[:t], skip_special_tokens=True))))

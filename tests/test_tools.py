@@ -193,5 +193,4 @@ def test_a_command_line_may_name_several(tmp_path):
 def test_a_run_logs_the_calls(tmp_path):
     options = {"env": "tools", "env.tools": "python", "reward": lambda rollouts: [len(r.reply) for r in rollouts]}
     options |= {"steps": 1, "batch": 4, "max_tokens": 4, "probes": 0, "quiet": True, "out": tmp_path / "r"}
-    run = operant.train(lm("llama", 40), ["a b"], tokenizer=letters(), **options)
-    assert run.metrics[0]["world/calls"] == 0
+    assert operant.train(lm("llama", 40), ["a b"], tokenizer=letters(), **options).metrics[0]["world/calls"] == 0

@@ -67,8 +67,7 @@ def listener():
 
 def rows(step, count=40):
     reply = {"query": "why", "reply": NASTY, "reward": 0.5, "kl": [0.25, 0.5], "reply_tokens": 2, "end": "stop"}
-    refused = {"reward": None, "kl": [None, 0.5], "reply": f"first of {step}"}
-    return [reply | refused] + [reply] * (count - 1)
+    return [reply | {"reward": None, "kl": [None, 0.5], "reply": f"first of {step}"}] + [reply] * (count - 1)
 
 
 def drive(folder, names, steps):
@@ -79,8 +78,7 @@ def drive(folder, names, steps):
     for step in steps:
         trackers.rollouts(step, rows(step))
         trackers.distributions(step, DISTRIBUTIONS)
-        metrics = {"step": step, "reward/mean": step / 10, "kl/coef": None, "value/mean": float("nan")}
-        trackers.log(step, metrics)
+        trackers.log(step, {"step": step, "reward/mean": step / 10, "kl/coef": None, "value/mean": float("nan")})
     alive = list(trackers.active)
     trackers.close()
     return alive, messages

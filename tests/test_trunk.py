@@ -38,8 +38,7 @@ def policy(name: str, **options) -> Policy:
 
 
 def batch() -> Batch:
-    prompts = [[3, 4, 5], [6, 7, 8, 9, 10], [11]]
-    return Batch.given(prompts, [[1, 2, 3, 4], [5, 6], [7, 8, 9, 10, 11, 12]])
+    return Batch.given([[3, 4, 5], [6, 7, 8, 9, 10], [11]], [[1, 2, 3, 4], [5, 6], [7, 8, 9, 10, 11, 12]])
 
 
 @cases(*slow_but(DAILY, MODELS))
@@ -72,8 +71,7 @@ def test_what_is_below_never_moves_and_what_is_above_does(name):
     upper = {id(p) for b in stack[2:] for p in b.parameters()}
     lower = {id(p) for b in stack[:2] for p in b.parameters()} | {id(made.model.get_input_embeddings().weight)}
     ids = {n: id(p) for n, p in made.named_parameters()}
-    assert not [n for n in moved if ids[n] in lower]
-    assert len([n for n in moved if ids[n] in upper]) > 4
+    assert not [n for n in moved if ids[n] in lower] and len([n for n in moved if ids[n] in upper]) > 4
     assert id(made.head.weight) not in {ids[n] for n in moved}
 
 
@@ -97,8 +95,7 @@ def test_auto_is_a_sixth_and_at_least_two():
 def test_a_tied_head_cannot_be_trained_with_a_trunk():
     with pytest.raises(OperantError, match="also the input embedding"):
         policy("gpt2", train_layers=2, train_head=True)
-    made = policy("llama", train_layers=2, train_head=True)
-    assert made.head.weight.requires_grad
+    assert policy("llama", train_layers=2, train_head=True).head.weight.requires_grad
 
 
 def test_a_model_whose_blocks_share_more_is_refused():

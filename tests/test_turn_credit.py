@@ -58,8 +58,7 @@ def by_definition(rollout: Rollout, level: str, rates, after: float) -> list[flo
             skipped += 1
             rewards[-1] += turn.reward * between**skipped * rates["gamma"] ** (last - 1)
             discounts[-1] *= between
-    ahead = [*values[1:], after]
-    deltas = [r + d * v1 - v for r, d, v1, v in zip(rewards, discounts, ahead, values, strict=True)]
+    deltas = [r + d * v1 - v for r, d, v1, v in zip(rewards, discounts, [*values[1:], after], values, strict=True)]
     out = []
     for k in range(len(deltas)):
         weight, total = 1.0, 0.0
@@ -143,8 +142,7 @@ def test_gigpo_by_hand(options, expected, fresh):
 
 def test_a_state_visited_twice_is_compared_with_itself():
     rollout = game([(0.0, ONE), (1.0, ONE), (0.0, ONE), (4.0, ONE)], keys=("", "a", "b", "a"))
-    batch = with_anchors(collate([rollout], [0.0]), [rollout])
-    done = with_states(batch, turn_gamma=1.0, scale=False)
+    done = with_states(with_anchors(collate([rollout], [0.0]), [rollout]), turn_gamma=1.0, scale=False)
     # Returns 5, 5, 4, 4: in a 5 and 4, whose mean is 4.5. The episode is alone in its group.
     assert by_turn(done, done.advantages) == [[0.0], [0.5], [0.0], [-0.5]]
 
@@ -159,8 +157,7 @@ def test_an_untrained_turn_is_not_compared_and_discounts():
 
 def test_gigpo_compares_attempts_by_the_plain_sum_of_rewards():
     """By hand, at 0.5: attempts are worth 1 + 2 + 4 = 7 and 1; from the start on, 1 + 0.5 * 2 + 0.25 * 4 = 3 and 1."""
-    skipping = game([(1.0, ONE), (2.0, None), (4.0, ONE)], keys=("", "", "a"))
-    attempts = [skipping, game([(1.0, ONE)], keys=("",))]
+    attempts = [game([(1.0, ONE), (2.0, None), (4.0, ONE)], keys=("", "", "a")), game([(1.0, ONE)], keys=("",))]
     learner = Learner(lm(), algorithm="gigpo", **{"advantage.turn_gamma": 0.5, "advantage.scale": False})
     batch, _ = learner.preview(attempts, [0.0, 0.0])
     found = [by_turn(batch, batch.advantages, episode) for episode in (0, 1)]
@@ -181,8 +178,7 @@ def test_turns_behind_a_branch_begin_in_a_state_of_their_own():
     turns = [Turn([3], [10]), *(Turn([3, 10, 5], [k], reward=float(k), parent=0) for k in (1, 2))]
     games = [Rollout(Task("t", "x"), 0, turns, [""] * 3, place=place) for place in (0, 1)]
     parts = [part for one in games for part, _ in branches(one, 0.0)]
-    batch = with_anchors(collate(parts, [0.0] * 6), parts)
-    assert batch.anchors.amax(1).tolist() == [0, 1, 1, 0, 2, 2]
+    assert with_anchors(collate(parts, [0.0] * 6), parts).anchors.amax(1).tolist() == [0, 1, 1, 0, 2, 2]
 
 
 def test_a_game_weighs_the_same_in_one_row_and_in_many():

@@ -238,8 +238,7 @@ def test_broken_weights_and_configs_are_refused(model, name, content):
 
 
 def changed(place, **more):
-    told = json.loads(place.read_text(encoding="utf-8"))
-    place.write_text(json.dumps(told | more), encoding="utf-8")
+    place.write_text(json.dumps(json.loads(place.read_text(encoding="utf-8")) | more), encoding="utf-8")
 
 
 @cases(float("nan"), -float("inf"))

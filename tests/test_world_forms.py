@@ -222,8 +222,7 @@ def greet(task):
 def test_a_world_gets_the_text_of_a_prompt_that_a_file_holds(kept, tmp_path):
     (tmp_path / "tasks.csv").write_text("text\nab\n", encoding="utf-8")
     given = {"tokenizer": letters(), **SMALL, "tasks": tmp_path / "tasks.csv", "data": {"text_field": "text"}}
-    run = train(lm(vocab=40, spread=0.1), **given, env=greet, out=tmp_path / "run")
-    assert run.metrics[-1]["reward/mean"] == 1.0
+    assert train(lm(vocab=40, spread=0.1), **given, env=greet, out=tmp_path / "run").metrics[-1]["reward/mean"] == 1.0
     task = Task("a", [5, 6])  # what is yielded unchanged keeps its ids, which another split of the text would not have
     (rollout,) = play([task], env=FunctionEnv(greet), **kept)
     assert rollout.turns[0].prompt == [5, 6]
@@ -334,8 +333,7 @@ def test_a_request_that_is_sent_again_steps_nothing():
     env.reset({0: SIX[0]})
     once = env.step({0: "a"})
     env.number -= 1  # as if the answer had been lost
-    assert env.step({0: "a"}) == once and world.turns == {0: 1}
-    assert env.step({0: "a"})[0].options == ["up", "go"]
+    assert env.step({0: "a"}) == once and world.turns == {0: 1} and env.step({0: "a"})[0].options == ["up", "go"]
     assert "slot 4 has no episode here; was the server started again?" in env.step({4: "a"})[4].info["failure"]
     fails, world.step = world.step, lambda replies: 1 / 0
     assert "ZeroDivisionError" in (failed := env.step({0: "a"})[0].info["failure"])
@@ -407,8 +405,7 @@ def test_texts_masks_and_the_end_of_an_episode(lake):
     assert not free.step({2: "go on"})[2].truncated and free.step({2: ""})[2].truncated
     assert kind(Echo).reset({0: SIX[0]})[0].options == ["end", "go on"]
     masked = kind(partial(Echo, True), actions=("up", "down", "stay"))
-    assert masked.reset({0: SIX[0]})[0].options == ["up", "stay"]
-    assert masked.step({0: "stay"})[0].text == "\ndid 7\n> "
+    assert masked.reset({0: SIX[0]})[0].options == ["up", "stay"] and masked.step({0: "stay"})[0].text == "\ndid 7\n> "
     assert masked.step({0: "down"})[0].reward == 0.0 and masked.turns[0] == 2  # not possible now
     with pytest.raises(OperantError, match="acts by texts; leave it out"):
         kind(Echo, actions=("up", "down"))

@@ -116,8 +116,7 @@ def test_score_options_shape_the_one_total_of_world_and_reward(name):
 
 def test_per_token_scores_are_clipped_with_the_pay_of_the_world():
     rollout = Rollout(Task("a", "x"), 0, [Turn([1], [2, 3], reward=2.0), Turn([4], [5], reward=-3.0)], ["", ""])
-    options = ScoreOptions(clip=1.0)
-    [score], [same] = processed([[0.5, 0.5, 0.5]], [rollout], options, RunningMoments(), None)
+    [score], [same] = processed([[0.5, 0.5, 0.5]], [rollout], ScoreOptions(clip=1.0), RunningMoments(), None)
     assert same is rollout and collate([same], [score]).rewards.sum().item() == pytest.approx(0.5 + 1.0 - 1.0)
 
 

@@ -442,8 +442,7 @@ def test_a_choice_before_an_untrained_turn_is_discounted_once():
     choice = Turn([4], [6, 7], [-1.0], [0.5], options=[[5], [6, 7]], chosen=1, reward=1.0)
     skipped = Turn([4, 6, 7, 30], [9], [-1.0], [0.5], reward=4.0, trained=False)
     after = Turn([4, 6, 7, 30, 9, 30], [8], [-1.0], [0.5], reward=2.0)
-    rollout = Rollout(Task("t", "x"), 0, [choice, skipped, after], [""] * 3, "world")
-    batch = collate([rollout], [0.0], turn_discount=D)
+    batch = collate([Rollout(Task("t", "x"), 0, [choice, skipped, after], [""] * 3, "world")], [0.0], turn_discount=D)
     credited = with_gae(batch, gamma=0.9, turn_gamma=0.5, lam=1.0, whiten_scope="none")
     assert credited.returns[batch.actions].tolist() == pytest.approx([1 + D * 4 + D**2 * 2, 2.0], abs=1e-6)
     assert batch.skipped.tolist() == [[0, 1, 0, 0, 0, 0, 0]]

@@ -49,6 +49,5 @@ def test_ppo_teaches_it_a_token(kind):
         replies = learner.generate(PROMPTS * 8)
         scores = [r.ids.count(7) / 4 for r in replies]
         shares.append(sum(scores) / len(scores))
-        metrics = learner.step(replies, scores)
-        assert metrics["rollout/logprob_gap"] < 1e-4
+        assert learner.step(replies, scores)["rollout/logprob_gap"] < 1e-4
     assert shares[0] < 0.3 and shares[-1] > 0.8

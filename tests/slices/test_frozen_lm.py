@@ -43,8 +43,7 @@ def test_only_the_mlp_learns_and_the_reward_rises():
         replies = learner.generate(["a"] * 32)
         scores = [float(reply.reply.count("e")) for reply in replies]
         means.append(sum(scores) / len(scores))
-        metrics = learner.step(replies, scores)
-        assert metrics["rollout/logprob_gap"] < 1e-4
+        assert learner.step(replies, scores)["rollout/logprob_gap"] < 1e-4
         if step == 0:
             assert all(not torch.equal(a, b) for a, b in zip(before, adapted.mlp.parameters(), strict=True))
     assert all(torch.equal(w, weights[name]) for name, w in base.state_dict().items())

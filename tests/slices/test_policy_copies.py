@@ -47,8 +47,7 @@ def test_one_kind_three_rules():
         scores = [r.ids.count(7) - r.ids.count(3) for r in replies]
         if step in (0, 2):
             check_ratio_and_kl(policy, frozen, replies, learner.sampling, begun, same=step == 0)
-        metrics = learner.step(replies, scores)
-        assert metrics["rollout/logprob_gap"] < 1e-4
+        assert learner.step(replies, scores)["rollout/logprob_gap"] < 1e-4
         closed = closed + 0.25 * (flat(policy.model) - closed)
         history.append(deepcopy(policy.model))
 

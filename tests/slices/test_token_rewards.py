@@ -26,8 +26,7 @@ def per_token(rollouts):
 
 
 def test_every_float_lands_on_its_token_and_reaches_the_returns():
-    judged = judge(per_token, [PLAIN, TWO])
-    batch = collate([PLAIN, TWO], judged.scores)
+    batch = collate([PLAIN, TWO], judge(per_token, [PLAIN, TWO]).scores)
     expected = torch.zeros(2, 6)
     expected[0, 3:6] = torch.tensor([1.0, 0.1, 0.2])
     expected[1, 1] = 10.0  # the world pays the last token of its turn, and the score comes on top
