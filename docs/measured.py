@@ -595,7 +595,7 @@ def pieces() -> str:
             f"| {row['says']} | {row['work']} | {row['phase']} | {row['seconds']:.3g} | {row['without']:.3g} "
             f"| {row['ratio']:.2f} | {row['step_ratio']:.2f} |\n"
         )
-    made = "One epoch a step. Made by `python -m benchmarks.pieces`"
+    made = f"One epoch a step, {min(row['rounds'] for row in rows)} rounds. Made by `python -m benchmarks.pieces`"
     return f"{table}\n{made} on {_machines(rows)}.\n"
 
 
