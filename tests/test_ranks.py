@@ -29,7 +29,8 @@ PARTS = {"critic": {"value.critic": "copy"}, "trunk": {"model.train_layers": 1},
 PARTS = {name: {"minibatch": 4, **more} for name, more in PARTS.items()}
 PARTS["trust region"] = {"algorithm": "trpo", "fisher_share": 0.6, "critic_minibatch": 4}
 PARTS["replay"] = {"algorithm": "soft_q", "minibatch": 4, "replay.share": 0.6}
-PARTS["unread"] = {"algorithm": "reinforce"}  # with a value head, which no loss reads
+PARTS |= {"unread": {"algorithm": "reinforce"}, "of ilql": {}}  # with a value head or Q heads, which no loss reads
+CRITICS = {"unread": ValueOptions(), "of ilql": ValueOptions(actions=True)}
 
 
 def learnt(which: list[int]) -> tuple[dict, dict]:
@@ -50,10 +51,9 @@ def learnt_in_parts(which: list[int]) -> dict[str, torch.Tensor]:
     moved = {}
     for name, more in PARTS.items():
         model = lm("llama").double()  # its output head is a matrix of its own; a small step is lost in float32
-        if name == "unread":
-            model.unused = torch.nn.Parameter(torch.ones(3).double())  # as a vision tower, which no text reads
+        model.unused = torch.nn.Parameter(torch.ones(3).double())  # as a vision tower, which no text reads
         options = {"max_tokens": 12, "optimizer.eps": 1.0, "watch_every": 0, "stop_tokens": (2,), "micro_tokens": 20}
-        learner = Learner(Policy(model, value=ValueOptions()) if name == "unread" else model, **options, **more)
+        learner = Learner(Policy(model, value=CRITICS[name]) if name in CRITICS else model, **options, **more)
         before = [p.detach().clone() for p in learner.policy.trainable()]
         queries, replies = ([torch.tensor(REPLIES[i][side]) for i in which] for side in (0, 1))
         learner.step(queries, replies, [SCORES[i] for i in which])
