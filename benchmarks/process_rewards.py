@@ -12,6 +12,7 @@ the table.
 import argparse
 import json
 import random
+import shutil
 import statistics
 import sys
 import time
@@ -56,6 +57,7 @@ def trunk(folder: Path, steps: int = STEPS // 2) -> str:
     ]
     (folder / "right.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     plainly: dict[str, Any] = {"algorithm": "sft", "steps": steps, "batch": 32, "lr": 3e-3, "schedule": "linear"}
+    shutil.rmtree(folder / "sft", ignore_errors=True)  # of a run that was stopped
     options = {"quiet": True, "threads": "1", "out": folder / "sft"} | plainly
     return str(whole(operant.train(str(folder), str(folder / "right.jsonl"), **options)).path / "export")
 

@@ -294,7 +294,7 @@ def test_what_cannot_be_adapted_is_refused(options, make, message, folders):
     ({"lora_bias": True}, "lora_bias"),
     ({"bias": "all"}, "bias=all"),
     ({"init_lora_weights": "pissa"}, "changes the base weights"),
-    ({"peft_type": "IA3"}, "adapter of kind IA3"),
+    ({"peft_type": "IA3"}, "IA3 adapter"),
     ({"r": 8}, "does not fit this GPT2LMHeadModel"),
     ({"target_modules": ["c_attn"]}, "does not fit this GPT2LMHeadModel"),
     ids=str,

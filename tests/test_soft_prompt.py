@@ -322,7 +322,7 @@ def folder(tmp_path):
 
 
 @cases(
-    ({"peft_type": "PREFIX_TUNING"}, None, "kind PREFIX_TUNING: only LORA can be trained here, and PROMPT_TUNING"),
+    ({"peft_type": "PREFIX_TUNING"}, None, "holds a PREFIX_TUNING adapter: LORA can be trained, and PROMPT_TUNING"),
     ({"num_virtual_tokens": 4}, None, "it has 3 vectors for num_virtual_tokens=4"),
     ({"num_virtual_tokens": "x"}, None, "num_virtual_tokens=x"),
     ({}, {"prompt_embeddings": torch.zeros(3, 8)}, "width 8 does not fit this GPT2LMHeadModel of width 32"),

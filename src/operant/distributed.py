@@ -234,12 +234,12 @@ class GradientSum:
         self.module = module
         self.forward: Any = module
         if world() > 1:
-            with warnings.catch_warnings():  # the new name of `broadcast_buffers` is not in every torch
-                warnings.simplefilter("ignore", FutureWarning)
-                # Ranks would wait for weights that no text reads, such as a vision tower's, and then sum nothing.
+            with warnings.catch_warnings(action="ignore", category=FutureWarning):  # `broadcast_buffers` has a new name
+                # Ranks would wait for weights that no text reads, such as a vision tower's. Without one, torch warns.
+                module.idle = nn.Parameter(torch.zeros(1, device=next(module.parameters()).device))
                 how = {"broadcast_buffers": False, "init_sync": False, "find_unused_parameters": True}
                 self.forward = DistributedDataParallel(module, **how)
-            warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")  # where there are none
+                del module.idle
             self.forward.register_comm_hook(None, _summed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -295,7 +295,7 @@ class StopTable:
         for token in range(len(tokenizer)):
             piece = tokenizer.decode([token])
             # A token decoded alone may lose its leading space, and half a character decodes as U+FFFD.
-            pieces = (piece, " " + piece, *token_pieces(tokenizer, [token]))  # as it reads inside a text
+            pieces = (piece, " " + piece, piece.removeprefix("##"))  # which BERT's tokens have inside of a word
             self.flags[token] = "\ufffd" in piece or any(
                 s in p or any(p.startswith(s[k:]) for k in range(len(s))) for s in strings for p in pieces
             )

@@ -246,7 +246,7 @@ def _task(row: object, task_id: str, where: str, options: DataOptions, with_repl
             )
         target, references = of_form.target if target is None else target, of_form.references
         return Task(task_id, of_form.prompt, target, references if with_replies else (), references=references)
-    has_replies = labelled or fields.keys() & {"completion", "replies"}
+    has_replies = labelled or fields.keys() & ({"completion", "replies"} - {options.text_field})
     if has_replies and options.text_field in fields and options.text_field != BARE.text_field:
         row = {**fields, "prompt": fields[options.text_field]}
     if labelled or with_replies:

@@ -257,6 +257,8 @@ def export(
     folder = Path(folder)
     check_finite(dict(policy.named_parameters()), folder)
     if hasattr(policy.model, "save_pretrained"):
+        beside = adapters.find(policy.model, adapters.TrainedPart) is None and adapters.is_adapter(folder)
+        require(not beside, f"{folder} holds an adapter: choose another folder for the model")
         _save_plain(policy.model, folder, untied=served)
     else:
         atomic_io.mkdir(folder)

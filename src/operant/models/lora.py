@@ -195,9 +195,7 @@ def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
         raise OperantError(f"lora.adapter={folder}: without {adapters.CONFIG} the folder is no adapter of peft's")
     stored, weights = adapters.read(folder, "adapter")
     if (kind := stored.get("peft_type")) != KIND:
-        raise OperantError(
-            f"{folder} holds an adapter of kind {kind}: only LORA can be trained here, and PROMPT_TUNING as the policy"
-        )
+        raise OperantError(f"{folder} holds a {kind} adapter: LORA can be trained, and PROMPT_TUNING as the policy")
     try:
         config = _peft().PeftConfig.from_pretrained(str(folder))
     except Exception as error:  # peft may raise anything on an untrusted file

@@ -156,7 +156,7 @@ class MinusGreedy(MinusQuery):
         check_greedy(self, rollouts, places)
         return list(self.greedy), [places[rollout.task.id] for rollout in rollouts]
 
-    def held_out(self) -> RewardFn:
+    def for_held_out(self) -> RewardFn:
         return held_out(self.reward)
 
 

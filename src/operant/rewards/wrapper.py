@@ -40,13 +40,13 @@ class Wrapper(RewardBase):
         for part in self.parts:
             check(part)
 
-    def held_out(self) -> RewardFn:
+    def for_held_out(self) -> RewardFn:
         return self.rebuilt(held_out)
 
 
 def held_out(reward: RewardFn) -> RewardFn:
     """The reward as it judges single replies, such as held-out ones: compared with no others, and without a critic."""
-    return with_defaults(reward, RewardBase).held_out() or reward
+    return with_defaults(reward, RewardBase).for_held_out() or reward
 
 
 def every_part(reward: object) -> Iterator[object]:

@@ -61,9 +61,7 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, object]) -> Samp
             raise OperantError(f"generation argument {shown(name)} is unknown{hint}")
         if name in _NEUTRAL:
             if _NEUTRAL[name] is not None and value not in _NEUTRAL[name]:
-                raise OperantError(
-                    f"{name}={shown(value)} changes the distribution in a way that cannot be scored; drop it"
-                )
+                raise OperantError(f"{name}={shown(value)} makes a distribution that cannot be scored; drop it")
         elif name == "do_sample":
             changes |= {} if value else {"top_k": 1}
         elif name == "min_length":
@@ -75,7 +73,8 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, object]) -> Samp
             own = _RENAMED.get(name, name)
             changes[own] = convert(value, types[own], name)
     made = replace(base, **changes)
-    return replace(made, banned=tuple(t for t in made.banned if t not in made.stops)) if base.only_text else made
+    new = made.stops - base.stops if base.only_text else ()
+    return replace(made, banned=tuple(token for token in made.banned if token not in new)) if new else made
 
 
 def drawn_with(rollouts: Sequence[Rollout], usual: Sampling) -> Sampling:

@@ -252,7 +252,9 @@ def chosen_options(given: Mapping[str, object], recipe: str | None) -> Chosen:
     base, given = options.with_short_names(load_recipe(recipe) if recipe else {}, given)
     base, given = named_parts.flattened(base), named_parts.flattened(given)
     for name in ("tasks", "evaluate"):
-        if hasattr(given.get(name), "__array__") and not isinstance(given[name], str):  # == would compare its elements
+        if isinstance(given.get(name), str):
+            given[name] = str(given[name])  # one of numpy's, which YAML cannot write
+        elif hasattr(given.get(name), "__array__"):  # == would compare its elements
             with option_of_error(name):
                 given[name] = [row.tolist() if hasattr(row, "tolist") else row for _, row in read(given[name])[1]]
     texts = given.get("preset"), None if "preset" in given else base.get("preset")

@@ -55,9 +55,7 @@ class EvaluationOptions:
     def __post_init__(self) -> None:
         check_bounds(self, "evaluation")
         if self.length_penalty != 1 and self.beams == 1:
-            raise OperantError(
-                f"evaluation.length_penalty={self.length_penalty:g}: it is about beam search; set evaluation.beams, too"
-            )
+            raise OperantError(f"evaluation.length_penalty={self.length_penalty:g}: it needs evaluation.beams")
         if self.sampling is not None and not isinstance(self.sampling, Mapping):
             raise OperantError(f"evaluation.sampling={self.sampling!r}: give a mapping such as {{temperature: 0.7}}")
         if "num_beams" in (self.sampling or {}):

@@ -119,8 +119,8 @@ def at_step(folder: Path, step: int) -> Policy:
     options = compose(schema, given)
     value = options["value"] if find(config.get("algorithm", "ppo")).needs.critic else None
     how = {"value": value, "options": options["model"], "lora": options["lora"]}
-    device = find_device((config.get("learner") or {}).get("device", "auto"))  # quantised weights are made there
-    policy = load_initial(config, folder, "policy", device=device, **how)
+    how |= {} if options["lora"].quantise == "none" else {"device": find_device("auto")}  # where such weights are made
+    policy = load_initial(config, folder, "policy", **how)
     with said_of(path):
         PolicyState(policy).load_state_dict(read_part(path, "policy"))
     return policy

@@ -83,7 +83,7 @@ class RewardBase:
     def read_held_out(self, tasks: Sequence[Task]) -> None:
         """The same of all held-out tasks."""
 
-    def held_out(self) -> RewardFn | None:
+    def for_held_out(self) -> RewardFn | None:
         """What judges held-out replies and probes in its place; None: it does so itself."""
 
     def usable(self, tasks: list[Task]) -> list[Task]:

@@ -152,8 +152,8 @@ class Learner(LearnerParts):
         second: Sequence[object],
         scores: Sequence[object] | None = None,
         *,
-        episodes: Sequence[int] | None = None,
-        groups: Sequence[int] | None = None,
+        episodes: Sequence[object] | None = None,
+        groups: Sequence[object] | None = None,
         next_values: Sequence[float] | None = None,
         generation: Mapping[str, Any] | None = None,
     ) -> dict[str, float]:

@@ -16,7 +16,7 @@ from operant import distributed
 from operant.bounds import bounded, check_bounds
 from operant.import_by_name import Lazy
 from operant.models.twins import in_parts
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 OWN = "own"
 """The kind of an optimizer that the user has made."""
@@ -226,6 +226,7 @@ def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.
     matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
     decays = ((matrices, options.weight_decay), (vectors, 0.0))
     groups = [{"params": params, "weight_decay": decay} for params, decay in decays if params]
+    require(groups, "policy: none of its weights is trained (requires_grad=False): unfreeze those that shall learn")
     if options.kind == "rmsprop":
         return MasterRMSprop(groups, lr=options.lr, alpha=options.alpha, eps=options.eps, momentum=options.momentum)
     if options.kind == "sgd":

@@ -59,8 +59,8 @@ def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, t
             "another one, Policy(model, options=ModelOptions(...))"
         )
     if isinstance(policy, Policy):
-        own = tokenizer is None or tokenizer is policy.tokenizer
-        require(own, "tokenizer with an existing Policy: give it there, as Policy(model, tokenizer)")
+        own = tokenizer is None or tokenizer is policy.tokenizer or policy.options.chat_template is not None
+        require(own, "tokenizer with an existing Policy, which has its own: leave it out, or Policy(model, tokenizer)")
         if needs.critic and options["value"].critic is not None and policy.critic is None:  # a preset may have set it
             warnings.warn("value.critic has no effect: the Policy has a critic of its own", stacklevel=2)
     with torch.random.fork_rng(devices=[]):  # a new critic is drawn from torch's own random numbers
@@ -88,8 +88,6 @@ def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, t
             f"algorithm {algorithm!r} trains no language model: use policy={needs.policy} with policy.trunk=MODEL, as "
             f"`operant train {algorithm} --trunk MODEL` does"
         )
-    why = "policy: none of its weights is trained (requires_grad=False): unfreeze those that shall learn"
-    require(bool(loaded.trainable()), why)
     distributed.align(loaded.trainable())
     return loaded
 

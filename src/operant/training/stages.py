@@ -134,9 +134,6 @@ def add_scores(learner: LearnerParts, step: TrainingStep) -> None:
     step.batch = scoring.with_bootstraps(step.batch, step.bootstraps, learner.policy, learner.budget.tokens)
 
 
-# --- credit, update, sync ---------------------------------------------------------------------------------------------
-
-
 def credited(learner: LearnerParts, batch: Batch, coef: float) -> Batch:
     """The batch with KL charged at `coef` a nat, and with advantages."""
     batch = scoring.charge_kl(batch, coef, direct=learner.kl.direct)
@@ -199,7 +196,7 @@ def refuse_or_update(learner: LearnerParts, step: TrainingStep) -> None:
     if number < own.critic_steps:
         objective = objective.of_critic
         _, held = critic_and_rest(learner.policy, f"learner.critic_steps={own.critic_steps}")
-    elif isinstance(learner.policy, Policy) and learner.policy.has_values:
+    elif isinstance(learner.policy, Policy) and learner.policy.has_values and distributed.world() > 1:
         critic, needs = critic_and_rest(learner.policy, "a critic")[0].named_parameters(), learner.algorithm.needs
         of_q = () if needs.action_values else ("one.", "two.")
         held = [p for name, p in critic if not needs.critic or name.startswith(of_q)]  # ranks would wait for gradients

@@ -176,7 +176,7 @@ def train(words: Sequence[str], options: Options) -> int:
         for _ in runs(resume or out, **named, **options):
             pass
     except OperantError as error:
-        several = [f"--{n} {x}" for n, x in options.items() if "," in str(x) and f"{x!r}" in str(error)]
+        several = [f"--{n} {x}" for n, x in options.items() if "," in str(x).split("[")[0] and repr(x) in str(error)]
         if resume or not several or not ("it must be" in str(error) or "algorithm" in options):
             raise
         raise OperantError(f"{error}; operant sweep makes a run of each value: {several[0]}") from error

@@ -45,7 +45,7 @@ class Humans:
         """Open the database. Raises: OperantError if that is impossible."""
         self._open()
 
-    def held_out(self) -> RewardFn:
+    def for_held_out(self) -> RewardFn:
         """People judge the replies of steps alone: it abstains from held-out ones and from probes."""
         return lambda rollouts: [None] * len(rollouts)
 

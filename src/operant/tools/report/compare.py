@@ -147,11 +147,11 @@ def _divided(members: Iterable[int], groups: Sequence[Group], metric: str) -> di
     for i, scale in scales.items():
         parts.setdefault(tuple(scale.get(name, "none") for name in apart), []).append(i)
     of = {name: f"{name} " if "." in name else "" for name in apart}
-    given = [  # the name of a world or of a reward stands for its options
-        ", ".join(of[n] + x for n, x in part.items() if x != "none" and part.get(n.partition(".")[0], x) in ("none", x))
-        for part in (dict(zip(apart, values)) for values in parts)
+    lacks = " and ".join(f"no {n}" for n in apart if n.split(".")[0] not in {*apart} - {n})
+    titles = [  # the name of a world or of a reward stands for its options
+        ", ".join(of[n] + x for n, x in p.items() if x != "none" and p.get(n.split(".")[0], x) in ("none", x)) or lacks
+        for p in (dict(zip(apart, values)) for values in parts)
     ]
-    titles = [title or " and ".join(f"no {name}" for name in apart) for title in given]
     if len(set(titles)) < len(titles):  # the same value of different options
         titles = [", ".join(f"{name} {x}" for name, x in zip(apart, values)) for values in parts]
     return dict(zip(titles, parts.values()))
