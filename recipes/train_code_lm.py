@@ -64,7 +64,10 @@ def main() -> None:
     work = given.work
     work.mkdir(parents=True, exist_ok=True)
     write(work / "train.jsonl", programs(count=given.rows, levels=given.levels, seed=given.seed))
-    write(work / "held-out.jsonl", held_out(count=given.held_out, levels=given.levels, seed=given.seed))
+    judged = "-".join(
+        str(max(2, int(level))) for level in given.levels.split("-")
+    )  # all single operations are trained on
+    write(work / "held-out.jsonl", held_out(count=given.held_out, levels=judged, seed=given.seed))
     if not (work / "start").is_dir():
         rows = programs(count=min(given.rows, 8000), levels=given.levels, seed=given.seed)
         tokenizer = train_bpe([text for row in rows for text in (row["prompt"], row["completion"])], VOCABULARY)

@@ -206,7 +206,7 @@ class Ours:
         learner = self.learner
         objective = learner.objective(learner.sampling)
         whole = batch.with_(weights=token_weights(batch, objective.per, objective.horizon))
-        together = GradientSum(learner.policy, idle=False)
+        together = GradientSum(learner.policy)
         tally = accumulate(together, whole, objective, learner.sampling, learner.budget, gap=False)
         return Found(tally.sums["loss/total"][0], gradient_of(self.model), tally.result())
 
