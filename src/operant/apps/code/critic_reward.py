@@ -82,7 +82,7 @@ class CriticReward(Wrapper):
         """Whether it needs the policy's greedy reply to each prompt (`see_greedy`)."""
         return self.returns in ("coderl", "coderl_after")
 
-    def held_out(self) -> RewardFn:
+    def for_held_out(self) -> RewardFn:
         """The reward that pays, without the critic."""
         return held_out(self.reward)
 
