@@ -23,7 +23,7 @@ from operant.types import Batch, OperantError, shown
 FAILS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError)
 """Exceptions that a model raises when it cannot be called in some way."""
 
-_warn_once = cache(warnings.warn)
+_warn_once = cache(warnings.warn)  # each text once: copies of a policy are tried, too
 TOLERANCE = 2e-3
 """Largest difference, relative to the largest state: far above the rounding of float32, far below any real fault."""
 

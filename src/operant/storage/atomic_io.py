@@ -18,7 +18,7 @@ from typing import Any
 
 from operant.types import OperantError
 
-REMEDIES = {
+REMEDIES = {  # by the numbers of errors
     (errno.ENOSPC, errno.EDQUOT, errno.EFBIG): "free some space there, or choose a folder on another disk",
     (errno.EROFS, errno.EACCES, errno.EPERM): "choose a folder that you may write to",
     (errno.ENOTDIR, errno.ENOENT, errno.EEXIST): "a part of it is missing or no folder: check it, or choose another",
