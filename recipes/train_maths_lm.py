@@ -63,6 +63,7 @@ def main() -> None:
     for tasks, greedy in chain.from_iterable(((name, False), (name, True)) for name in ("arithmetic", "countdown")):
         judged = ["--tasks", f"{tasks}/held-out", "--form", "maths", "--reward", "maths", "--max-tokens", "16"]
         name = f"{tasks}-{'greedy' if greedy else 'sampled'}.json"
+        (work / name).unlink(missing_ok=True)
         command(["eval", str(work / "maths-lm"), *judged, *(["--top-k", "1"] * greedy), "--out", str(work / name)])
 
 

@@ -200,14 +200,16 @@ def test_the_command_line_trains_on_pairs(tmp_path, capsys):
 
 
 @cases(
-    ("dpo", [{"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 2]}], "none of 1 prompts has two replies with"),
-    ("dpo", separate(pairs(2)), "good or bad each by itself are for algorithm=kto"),
-    ("kto", [r for r in separate(pairs(3)) if r["label"]], "all labels are good, and .* also needs bad replies"),
-    ("kto", [{"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 1]}], "a label is 2"),
+    ("dpo", [{"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 2]}], {}, "none of 1 prompts has two replies with"),
+    ("dpo", separate(pairs(2)), {}, "good or bad each by itself are for algorithm=kto"),
+    ("dpo", pairs(2), {"evaluate": separate(pairs(2))}, "none of 4 prompts has two replies with"),
+    ("dpo", pairs(2), {"data.loss_on": "all"}, "data.loss_on=all: labels are of replies; use replies"),
+    ("kto", [r for r in separate(pairs(3)) if r["label"]], {}, "all labels are good, and .* also needs bad replies"),
+    ("kto", [{"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 1]}], {}, "a label is 2"),
 )
-def test_data_that_teach_nothing_are_refused_before_training(algorithm, rows, words, tmp_path):
+def test_data_that_teach_nothing_are_refused_before_training(algorithm, rows, more, words, tmp_path):
     with pytest.raises(OperantError, match=words):
-        started(tmp_path / "run", algorithm, rows, batch=2)
+        started(tmp_path / "run", algorithm, rows, batch=2, **more)
     assert not (tmp_path / "run").exists()
 
 

@@ -278,6 +278,7 @@ def test_a_missing_package_is_named(monkeypatch, folders):
     (LORA | {"lora.targets": "q_projj"}, None, "its linear layers are c_attn, c_fc, c_proj"),
     (LORA | {"lora.targets": "c_attn,lm_head"}, None, "output head"),
     (LORA | {"lora.targets": "wte"}, None, "the adapter changes the"),
+    (LORA | {"lora.targets": "c_attn,nothing"}, None, "lora.targets: no layer here is called nothing"),
     (LORA, lambda: Policy(lm("gpt2"), value=ValueOptions()), "an existing Policy"),
     ({"model.train_layers": 1}, lambda: Policy(lm("gpt2"), value=ValueOptions()), "an existing Policy"),
     ({"tokenizer": letters()}, lambda: Policy(lm("gpt2"), value=ValueOptions()), "tokenizer with an existing Policy"),

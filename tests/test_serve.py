@@ -186,7 +186,7 @@ USER = {"role": "user", "content": "abc"}
     ("completions", {"prompt": "a", "temperature": 3}, 400, "0 to 2"),
     ("completions", {"prompt": "a", "top_p": 0}, 400, "top_p=0"),
     ("completions", {"prompt": "a", "max_tokens": 0}, 400, "echo=true"),
-    ("completions", {"prompt": "a", "max_tokens": 90}, 400, "reads 64 tokens"),
+    ("completions", {"prompt": "a", "max_tokens": 90}, 400, "context of 64"),
     ("completions", {"prompt": "a", "n": 1000}, 400, "1 to 128"),
     ("completions", {"prompt": ["a"] * 9, "n": 100}, 400, "at most 128"),
     ("completions", {"prompt": "a", "stop": [""]}, 400, "stop="),

@@ -13,7 +13,7 @@ import re
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
@@ -37,6 +37,8 @@ class Factory:
 Schema = Mapping[str, "type | Callable | Factory"]
 MOST = 100_000
 """Most values that a YAML text may have, with its aliases expanded."""
+MANY = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
+"""Kinds of options of which a text names several values, with commas between them."""
 
 
 def names(schema: Schema) -> dict[str, tuple[str, str]]:
@@ -300,11 +302,14 @@ def convert(value: Any, kind: Any, name: str) -> Any:
         require(isinstance(value, Mapping), f"{name}={shown(value)}: give a mapping")
         of_value = inside[1] if len(inside) == 2 else Any
         return {key: x if of_value is Any else convert(x, of_value, f"{name}.{key}") for key, x in value.items()}
-    if origin is list or (origin is Sequence and isinstance(value, str)):
-        return list(_to_tuple(value, (inside[0], ...), name))
+    many = kind if kind in (list, tuple, set, frozenset) else origin
+    if origin is list or (isinstance(value, str) and many in MANY):
+        make = many if many in (tuple, set, frozenset) else list
+        return make(_to_tuple(value, (inside[0] if inside else Any, ...), name))
     if origin is typing.Literal:
-        require(value in inside, f"{name}={shown(value)}: it must be {' or '.join(map(str, inside))}")
-        return value
+        same = [one for one in inside if value == one or (isinstance(value, str) and value == str(one))]
+        require(same, f"{name}={shown(value)}: it must be {' or '.join(map(str, inside))}")
+        return same[0]
     if kind is Path and isinstance(value, str):
         return Path(value)
     if isinstance(kind, type) and kind in _DESCRIPTIONS:

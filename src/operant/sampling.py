@@ -118,8 +118,10 @@ class Sampling:
     def of(self, policy: TrainablePolicy) -> "Sampling":
         """This sampling with what a policy decides: its stop tokens, if there are none, and what `only_text` bans.
 
-        Raises: OperantError for `only_text` and a policy without a tokenizer.
+        Raises: OperantError for `only_text` or stop strings, and a policy without a tokenizer.
         """
+        if policy.tokenizer is None and self.stop_strings and not self.fixed_length:
+            raise OperantError("sampling.stop_strings need a tokenizer, and the policy has none: give it one")
         own = self if self.stop_tokens else replace(self, stop_tokens=policy.stop_tokens)
         if not self.only_text:
             return own
@@ -197,7 +199,7 @@ class Sampling:
             keep &= torch.zeros_like(keep).scatter(-1, order, within)
         if self.min_p:
             keep &= probs >= self.min_p * probs.max(-1, keepdim=True).values
-        if self.keep_stops:
+        if self.keep_stops and self.top_k != 1:  # that is greedy
             keep[..., list(self.stops)] = True
         return keep & adjusted.isfinite()
 
@@ -486,13 +488,18 @@ class TokenCount:
         return fast.to_str() if fast is not None else None
 
 
-def check_prompts(policy: TrainablePolicy, prompts: Sequence[list[int]], sampling: Sampling) -> None:
-    """Raises: OperantError for an empty prompt, one that leaves no room for a reply, or ids that there are not."""
+def check_prompts(
+    policy: TrainablePolicy, prompts: Sequence[list[int]], sampling: Sampling, *, choosing: bool = False
+) -> None:
+    """Raises: OperantError for an empty prompt, one that leaves no room for a reply, or ids that there are not.
+
+    choosing: among given replies, so that room is looked for elsewhere.
+    """
     sampling.check_ids(policy.vocabulary)
     for i, prompt in enumerate(prompts):
         require(prompt, f"prompt {i} has no tokens: give at least one (a beginning-of-text token, say)")
         check_ids(prompt, policy.vocabulary, f"prompt {i}")
-        if (why := policy.misfit(len(prompt), sampling.max_tokens)) is not None:
+        if not choosing and (why := policy.misfit(len(prompt), sampling.max_tokens)) is not None:
             raise OperantError(f"prompt {i} {why}: shorten the prompt or lower sampling.max_tokens")
 
 

@@ -50,8 +50,8 @@ operant train --algorithm distill --tasks questions.jsonl --teacher.hint my_hint
 from torch import Tensor
 
 from operant.algorithms.base import Algorithm, Needs
-from operant.objectives.kl import EXACT
-from operant.types import Batch, OperantError, Outputs, require
+from operant.objectives.kl import EXACT, exact_kl
+from operant.types import Batch, Outputs, require
 
 
 def distillation(
@@ -65,9 +65,8 @@ def distillation(
     """
     require(likeliest is None or likeliest >= 1, f"loss.likeliest={likeliest}: it must be at least 1 token, or none")
     require(divergence in EXACT, f"loss.divergence={divergence!r}: it must be {', '.join(EXACT[:-1])} or {EXACT[-1]}")
-    if out.kl is None:
-        raise OperantError("the policy computed no divergence: `Outputs.kl` of its `forward` must be that to `against`")
-    return {"loss": out.kl[divergence], "distill/divergence": out.kl[divergence].detach()}
+    found = exact_kl(out, divergence)
+    return {"loss": found, "distill/divergence": found.detach()}
 
 
 ALGORITHM = Algorithm(

@@ -13,8 +13,8 @@ state $s$ of turn $k$, also of turns of one attempt. The second term is 0 in a s
 tokens of a turn have its advantage; the loss is the clipped surrogate, averaged over tokens.
 
 - The world says which states are equal: `Step.key` is a text that is the same in the same state ([worlds](worlds.md)).
-  A first turn needs none, because all attempts at a task begin alike, so that in a world of one turn GiGPO is GRPO with
-  advantages times $1 + \omega$. A later turn without a key is refused.
+  A first turn needs none, because all attempts at a task begin alike, so that in a world of one turn GiGPO has GRPO's
+  advantages times $1 + \omega$ (and takes the mean over all tokens). A later turn without a key is refused.
 - A turn that is not trained on is in no comparison. It is a turn of $G$ like any other: its reward counts, and what
   comes after it is discounted by it too. $R_i$ has no discount.
 - `advantage.turn_gamma` is $\gamma$, `advantage.omega` $\omega$; `advantage.scale=false` omits both divisions.

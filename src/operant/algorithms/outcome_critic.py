@@ -14,7 +14,7 @@ $$p = \mathrm{softmax}\big(\max_{0 \le t \le T} h(s_t)\big), \qquad \text{loss} 
 
 with the maximum taken for each outcome by itself, and the mean over programs. The maximum is over the program's own
 positions. CodeRL's code took it over the padding behind the program too, where most maxima lay;
-`--policy.pool-padding 512` does the same, for comparison.
+`--policy.pool-padding 512` does the same, for comparison, with a trunk that reads more than 512 tokens.
 
 A row is `{"prompt", "completion", "outcome"}`, or `{"prompt", "completions": [...], "outcomes": [...]}`. An outcome is
 `compile error`, `runtime error`, `failed test` or `passed`, or its number from 0 to 3. `--tasks outcomes --tasks.run

@@ -49,7 +49,7 @@ from torch import Tensor
 
 from operant.algorithms.base import Algorithm
 from operant.objectives.soft_q import soft_q, with_shaped_rewards
-from operant.types import Batch, OperantError, Outputs
+from operant.types import Batch, OperantError, Outputs, require
 
 
 def look(batch: Batch, outputs: Callable[[str], Outputs]) -> Mapping[str, Tensor]:
@@ -62,6 +62,7 @@ def look(batch: Batch, outputs: Callable[[str], Outputs]) -> Mapping[str, Tensor
     found, names = dict[str, Tensor](), ["target"] if batch.ref_logprobs is None else ["target", "reference"]
     for name in names:
         copy: Any = outputs(name)
+        require(copy.logsumexp is not None, "the policy computed no `Outputs.logsumexp`, of which soft_q makes Q and V")
         found |= {f"{name}_q": copy.raw_logprobs + copy.logsumexp, f"{name}_v": copy.logsumexp}
     return found
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from operant.sampling import encode_prompt, render
+from operant.sampling import encode_more, encode_prompt, render
 from operant.types import End, OperantError, Reply, Rollout, Task, Tokenizer, Turn, require
 
 MOST_REPLIES = 1 << 16
@@ -108,7 +108,7 @@ class Demonstrations:
     def _plain(self, text: str) -> list[int]:
         if self.tokenizer is None:
             raise OperantError("the policy has no tokenizer: give replies as token ids")
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return encode_more(self.tokenizer, text)
 
     def _answers(self, task: Task, reply: list[dict[str, str]]) -> list[tuple[list[int], list[int]]]:
         """(prompt, action) of each assistant message. A prompt keeps the ids of earlier turns if their text is equal.

@@ -189,6 +189,7 @@ def _turn(body: Mapping[str, Any], where: str) -> tuple[Turn, str]:
         choice, *more = _objects(body["choices"], "choices", where)
         require(not more, f"{where}: it has {1 + len(more)} choices: make a record of each, and give them one `group`")
     message = choice.get("message") or choice
+    require(isinstance(message, Mapping), f"{where}: message is {shown(message)}; it must be an object")
     text = message.get("content") or choice.get("text")
     text = text if isinstance(text, str) and not message.get("tool_calls") else ""  # calls were cut out of the text
     prompt = choice.get("prompt_token_ids") or body.get("prompt_token_ids")
@@ -199,7 +200,8 @@ def _turn(body: Mapping[str, Any], where: str) -> tuple[Turn, str]:
     action, given = ids["token_ids"], choice.get("logprobs")
     if isinstance(given, Mapping):
         content = given.get("content")
-        given = [part.get("logprob") for part in content] if content is not None else given.get("token_logprobs")
+        of_tokens = _objects(content, "logprobs.content", where) if content else []
+        given = [part.get("logprob") for part in of_tokens] if content is not None else given.get("token_logprobs")
     if given is not None:
         given = given if isinstance(given, list) else [given]
         odd = [x for x in given if not is_real(x) or x > 1e-4]

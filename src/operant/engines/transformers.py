@@ -41,19 +41,18 @@ class TransformersEngine:
             what = "an encoder-decoder" if policy.encoder_decoder else "a soft prompt"
             raise OperantError(f"engine.mode=continuous: transformers cannot batch {what} so; use engine.mode=generate")
         self.mode, self.batch = mode, batch
-        self.chooser = NativeEngine(policy, kept_gb=0)
-        """Scores the options of a choice."""
         self.sync(policy, policy.version)
 
     def sync(self, policy: Policy, version: int) -> None:
         self.policy, self.version = policy, version
-        self.chooser.sync(policy, version)
 
     def choose(
         self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Sampling, keys: Sequence[int]
     ) -> list[tuple[int, Completion]]:
         """Draw one option for each prompt, by the native engine: transformers generates no choice."""
-        return self.chooser.choose(prompts, options, sampling, keys)
+        chooser = NativeEngine(self.policy, kept_gb=0)  # of this engine's weights: copies of it have others
+        chooser.version = self.version
+        return chooser.choose(prompts, options, sampling, keys)
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:

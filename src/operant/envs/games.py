@@ -234,7 +234,7 @@ class TextGames:
         return first
 
     def _answer(self, episode: Playing, reply: str) -> Step:
-        thought, command = self.read(reply)
+        thought, command = ("", reply.strip()) if self.choose else self.read(reply)
         if self.thought_tokens is not None and self._count is not None and self._count(thought) > self.thought_tokens:
             command = ""
         reward = self._play(episode, command, thought, "policy")

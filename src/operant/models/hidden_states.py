@@ -74,6 +74,8 @@ class HiddenStates(nn.Module):
 
     def __init__(self, model: LanguageModel, options: ModelOptions, modes: Modes):
         super().__init__()
+        wrapped = f"{type(model).__name__} is a wrapper of peft's: load_policy(model) makes a policy of what is inside"
+        require(not hasattr(model, "get_base_model"), wrapped)
         self.model: Any = compute_in(model, options.precision)
         self.options, self.modes = options, modes
         self.encoder_decoder = is_encoder_decoder(model.config)

@@ -260,6 +260,9 @@ def export(
         beside = adapters.find(policy.model, adapters.TrainedPart) is None and adapters.is_adapter(folder)
         require(not beside, f"{folder} holds an adapter: choose another folder for the model")
         _save_plain(policy.model, folder, untied=served)
+        with atomic_io.explained(folder):
+            for name in (OWN, WEIGHTS):  # of an earlier export
+                atomic_io.remove(folder / name)
     else:
         atomic_io.mkdir(folder)
         _write_tensors(folder / WEIGHTS, trained_weights(policy.model))

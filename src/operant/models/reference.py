@@ -71,6 +71,13 @@ class PolicyCopy:
                 self.shards.load({own: (p, p) for own, p in self.shards.own.items()})
         self._fingerprint = None
 
+    def follow(self, policy: Policy) -> None:
+        """Become equal to the policy, whose weights were loaded, unless the copy is frozen."""
+        if (rule := self.rule) != "frozen":
+            self.rule, self.wide = ("every", 1), {}
+            self.update(policy, 0)
+            self.rule = rule
+
     def is_copy_of(self, policy: Policy) -> bool:
         """Whether it was copied from the policy, whose weights have not changed since: their replies are the same."""
         mine, theirs = self.policy.state_dict(keep_vars=True), policy.state_dict(keep_vars=True)

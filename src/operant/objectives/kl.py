@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from operant.bounds import bounded, check_bounds
-from operant.types import OperantError
+from operant.types import OperantError, Outputs
 
 SAMPLED = ("k1", "k2", "k3", "absolute")
 """Kinds that are estimated from the sampled token."""
@@ -90,6 +90,13 @@ class KLOptions:
     def direct(self) -> bool:
         """Whether the update adds the gradient of the charge's own value."""
         return self.charges and self.kind != "k1" and self.reward_gradient == "full"
+
+
+def exact_kl(out: Outputs, kind: str) -> Tensor:
+    """[B, T] the divergence that the policy has computed. Raises: OperantError if its `forward` computes none."""
+    if out.kl is None:
+        raise OperantError("the policy computed no divergence: `Outputs.kl` of its `forward` must be that to `against`")
+    return out.kl[kind]
 
 
 def estimate(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any, cast
 
 from operant import text_scores
@@ -213,8 +213,9 @@ def resolve(
         return cast(RewardFn, made)
     if not given:
         return cast(RewardFn, found)
-    bound: Any = partial(found, **given)
+    bound: Any = update_wrapper(partial(found, **given), found)  # with its attributes, such as `check`
     bound.__name__ = name_of(found)
+    del bound.__wrapped__  # its signature would have no options
     return bound
 
 

@@ -4,16 +4,17 @@ runs(env="feedback", env={"reward": "my_rewards:unit_tests", "turns": 3})    # i
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from operant.rewards import judge, read_with, resolve
+from operant.rewards import held_out, judge, read_with, resolve
 from operant.rewards.evaluate import name_of
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
 from operant.rewards.wrapper import compared_with_greedy
 from operant.sampling import TokenCount
-from operant.types import Judgement, Rollout, Step, Task, Turn, require, totals
+from operant.types import Judgement, RewardFn, Rollout, Step, Task, Turn, require, totals
 
 
 class Feedback:
@@ -43,7 +44,16 @@ class Feedback:
 
     def under(self, isolation: IsolationOptions) -> "Feedback":
         """The same world, whose reward has these options unless it has its own."""
-        return Feedback(under(self.reward, isolation), self.turns, self.text)
+        return self._judged_by(under(self.reward, isolation))
+
+    def for_evaluation(self) -> "Feedback":
+        """The world of held-out tasks, about which people, for example, are not asked."""
+        return self if (reward := held_out(self.reward)) is self.reward else self._judged_by(reward)
+
+    def _judged_by(self, reward: RewardFn) -> "Feedback":
+        world = copy(self)
+        world.reward, world.judges, world._rollouts = reward, [reward], {}
+        return world
 
     def measure(self, count: Callable[[str], int], room: int | None) -> None:
         """Learn the tokenizer, as a prompt may be messages or ids, and some rewards read tokens."""
@@ -74,6 +84,10 @@ class Feedback:
         rollouts = [self._rollouts[slot] for slot in replies]
         judged, steps = judge(self.reward, rollouts), {}
         for i, (slot, score) in enumerate(zip(replies, totals(judged.scores, rollouts))):
+            if score is None and (outcome := judged.outcome(i)) in ("error", "timeout"):
+                info = {"failure": "; ".join(judged.notes) or "the reward has failed"}
+                steps[slot] = Step(failed="timeout" if outcome == "timeout" else "raised", info=info)
+                continue
             classes, message = judged.remark(i)
             parts = {name: number for name, values in judged.parts.items() if (number := values[i]) is not None}
             parts.pop(name_of(self.reward), None)  # the score itself

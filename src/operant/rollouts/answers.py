@@ -21,9 +21,11 @@ from operant.types import (
     OperantError,
     Step,
     Task,
+    Turn,
     describe_error,
     is_real,
     name_of,
+    of_user,
     shown,
     with_defaults,
 )
@@ -40,11 +42,17 @@ def reset(env: Env, tasks: Mapping[int, Task]) -> dict[int, Step]:
     return steps
 
 
-def step(env: Env, replies: Mapping[int, str], tasks: Mapping[int, Task]) -> dict[int, Step]:
-    """The world's answer to the reply of each slot. `tasks`: the task of each slot, for messages.
+def step(
+    env: Env, replies: Mapping[int, str], tasks: Mapping[int, Task], turns: Mapping[int, Turn] | None = None
+) -> dict[int, Step]:
+    """The world's answer to the reply of each slot. `tasks`: the task of each slot, for messages. `turns`: those of the
+    replies, which `on_turns` gets before.
 
     Raises: OperantError for an exception in the world, or an answer that is not allowed; it names the world and tasks.
     """
+    if turns is not None and (hear := with_defaults(env, EnvBase).on_turns) is not None:
+        with of_user(f"world {name_of(env)!r}: on_turns raised "):
+            hear(turns)
     return _ask(env, "step", replies, tasks)
 
 

@@ -63,7 +63,7 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, object]) -> Samp
             if _NEUTRAL[name] is not None and value not in _NEUTRAL[name]:
                 raise OperantError(f"{name}={shown(value)} makes a distribution that cannot be scored; drop it")
         elif name == "do_sample":
-            changes |= {} if value else {"top_k": 1}
+            changes |= {} if value or value is None else {"top_k": 1}
         elif name == "min_length":
             if (convert(value, int | None, name) or 0) > 0:
                 raise OperantError(f"min_length={value} counts the prompt too; use min_new_tokens, or min_length=-1")

@@ -30,6 +30,7 @@ from operant.types import (
     Tokenizer,
     Turn,
     name_of,
+    of_user,
     with_defaults,
 )
 
@@ -237,11 +238,17 @@ def play(
     episodes = episodes if part is None else {slot: episodes[slot] for slot in part}
     ended: dict[int, Rollout | None] = {}
     waiting, world = iter(episodes), with_defaults(env, EnvBase)
-    most, waves, leave = world.most, world.waves, world.on_leave or (lambda slots: None)
+    most, waves = world.most, world.waves
+
+    def leave(slots: Sequence[int]) -> None:
+        if world.on_leave is not None:
+            with of_user(f"world {name_of(env)!r}: on_leave raised "):
+                world.on_leave(slots)
+
     remember = nullcontext if world.turns == 1 else EngineParts.of(engine).remembering
     pool = ThreadPoolExecutor(1, thread_name_prefix="world") if waves > 1 else nullcontext()
     with ExitStack() as left, remember(), pool as thread:
-        left.callback(leave, range(len(tasks)))
+        left.callback(leave, [*episodes])
         while slots := list(islice(waiting, most)):
             tasks_of = {slot: episodes[slot].task_as_text for slot in slots}
             ended |= {slot: episodes[slot].start(first, fits) for slot, first in answers.reset(env, tasks_of).items()}
@@ -263,9 +270,8 @@ def play(
                         "step must return terminated=True, or truncated=True at a limit of its own; or raise max_turns"
                     )
                 _generate_replies([episodes[s] for s in wave], engine, tokenizer, sampling, seed, stream, step)
-                if world.on_turns is not None:
-                    world.on_turns({s: episodes[s].turns[-1] for s in wave})
-                ask = partial(answers.step, env, {s: episodes[s].texts[-1] for s in wave}, tasks_of)
+                replies, turns = {s: episodes[s].texts[-1] for s in wave}, {s: episodes[s].turns[-1] for s in wave}
+                ask = partial(answers.step, env, replies, tasks_of, turns)
                 asked.append(ask if thread is None else thread.submit(ask).result)
     return [rollout for slot in episodes if (rollout := ended[slot]) is not None]
 

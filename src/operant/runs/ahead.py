@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from operant import distributed
 from operant.data import Order
 from operant.envs import SingleTurn
 from operant.machine import Clock
@@ -113,6 +114,11 @@ class Ahead:
                     f"resumed run plays the steps ahead again, and the state has moved on; use rollouts_ahead=0, "
                     f"or a {what} without a state"
                 )
+        if EngineParts.of(learner.engine).own_numbers and distributed.world() > 1:
+            raise OperantError(
+                f"rollouts_ahead={n} on several ranks with the engine {type(learner.engine).__name__}: they share a "
+                "server, whose weights change for all of them at once; use engine=ray, or rollouts_ahead=0"
+            )
         if not own and policy.rounds and policy.device.type == "cpu":
             raise OperantError(
                 f"rollouts_ahead={n} with model.precision=bfloat16 on a CPU: training switches the kernels of "

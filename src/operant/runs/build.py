@@ -72,7 +72,8 @@ def build(
     train, sampling = config.train, config.learner["sampling"]
     own = {kind: config.parts.get(kind, {}) for kind in named_parts.KINDS}
     reward, env, judges = reward_and_world(config, closing, journal)
-    if config.data.target_field is None and any(map(rewards.as_in_trl, rewards.every_part(reward))):
+    every = [part for judge in judges for part in rewards.every_part(judge)]
+    if config.data.target_field is None and any(map(rewards.as_in_trl, every)):
         config = replace(config, data=replace(config.data, target_field=EVERY))
     engine = None if train.engine is None else named_parts.engine(train.engine, own["engine"])
     source, evaluated = named_parts.sources(train, own["tasks"], env)
@@ -113,7 +114,8 @@ def build(
     if (usable := learner.algorithm.usable) is not None:
         useful = usable([task.scores for task in tasks], learner.options["loss"], whole=True)
         with option_of_error("evaluate"):
-            _ = held_out and usable([task.scores for task in held_out], learner.options["loss"], whole=False)
+            if held_out:
+                usable([task.scores for task in held_out], learner.options["loss"], whole=False)
     tasks = [task for task, teaches in zip(tasks, useful, strict=True) if teaches]
     for judge in judges:
         rewards.prepare(judge, held_out, alone=True)

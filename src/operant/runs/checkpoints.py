@@ -185,6 +185,9 @@ class Checkpoints:
         for name, state in (extra.get("small") or {}).items():
             if name in self.state.parts:
                 self.state.parts[name].load_state_dict(state)
+        for name, copied in learner.copies.items() if "small" in extra else ():
+            if name != "reference":  # a light checkpoint lacks the others, which follow the policy
+                copied.follow(learner.policy)
         self.evaluation.load_state_dict(extra)
         self.best = extra.get("best")
         set_modes(learner, extra.get("decided") or {})

@@ -4,6 +4,7 @@ Later values win: defaults < preset of the recipe < recipe < preset of the user 
 """
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -338,16 +339,16 @@ def _check_replies(train: TrainOptions, data: DataOptions) -> None:
     if train.replies is None:
         require(train.replies_version is None, f"replies_version={train.replies_version} without replies: leave it out")
         return
-    own = "what is played; the replies are there already: leave it out"
-    deciding = ("rollouts_ahead", "partial_rollout_tokens", "redraw", "retire")
+    own = "what is played; the replies are there already"
+    deciding = {"rollouts_ahead": 0, "partial_rollout_tokens": 0, "redraw": 0, "retire": "none"}
     reasons = [
         (algorithm.source == "data", f"{method}: it learns from demonstrations or labels: name the file in tasks"),
         (algorithm.source == "both", f"{method}: it also needs demonstrations of the same tasks"),
         ("mask" in algorithm.copies, f"{method}: its mask decides which tokens may be drawn, so it draws them itself"),
         (train.tasks is not None, f"tasks={shown(train.tasks)}: the prompts are the replies' own; use tasks=none"),
         (train.form is not None, f"form={shown(train.form)}: the prompts are the replies' own; leave it out"),
-        (train.env is not None, f"env={shown(train.env)}: a world decides {own}"),
-        *((getattr(train, name), f"{name}={getattr(train, name)}: it decides {own}") for name in deciding),
+        (train.env is not None, f"env={shown(train.env)}: a world decides {own}: leave it out"),
+        *((x := getattr(train, n), f"{n}={x}: it decides {own}: use {n}={off}") for n, off in deciding.items()),
         (train.reward_chunks > 1, f"reward_chunks={train.reward_chunks}: nothing is generated; leave it out"),
         (share(train.evaluate) is not None, f"evaluate={train.evaluate}: name a file of held-out tasks"),
         (data != DataOptions() and not train.evaluate, "data.*: these options say how tasks are read; leave them out"),
@@ -386,6 +387,8 @@ def _check_together(config: Config) -> None:
             f"reward={shown(train.reward)} with algorithm={train.algorithm}: it generates no replies that could be "
             "scored; leave it out"
         )
+    if train.reward_chunks > 1 and algorithm.source == "data":
+        raise OperantError(f"reward_chunks={train.reward_chunks}: {train.algorithm} generates nothing; leave it out")
     if train.env is not None and algorithm.source == "data":
         raise OperantError(f"env={shown(train.env)}: algorithm {train.algorithm} plays in no environment; leave it out")
     selects = config.learner["learner"].select
@@ -436,7 +439,7 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
     either = [
         (algorithm.source == "data", f"{method}: it plays no rollouts; leave it out"),
         (asks, f"{method}: what its prompts ask for depends on the step before; leave it out"),
-        ("mask" in algorithm.options, f"{method}: its mask follows the policy; leave it out"),
+        ("mask" in algorithm.options, f"{method}: its mask may follow the policy; leave it out"),
         (train.reward_chunks > 1, f"reward_chunks={train.reward_chunks}: rewards judge whole steps; leave it out"),
         (train.redraw > 0, f"redraw={train.redraw}: rewards decide what a step draws again; use redraw=0"),
         (train.retire is not None, f"retire={train.retire}: rewards decide what is drawn next; leave it out"),
@@ -517,16 +520,33 @@ def as_mapping(config: Config) -> dict[str, object]:
 
 
 def describe(value: object) -> object:
-    """Plain data unchanged; a function as <function module:name>; any other object as its type in angle brackets."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    """Plain data unchanged; a function as <function module:name>; any other object as its type in angle brackets.
+
+    So is a list with such an object, or of too many values for a file that is read again.
+    """
+    if value is None or isinstance(value, (bool, int)):
         return value
+    if isinstance(value, (float, str)):
+        return float(value) if isinstance(value, float) else str.__str__(value)  # numpy's are none of YAML's
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list)) and _values(value) <= options.MOST / 2:
         return [describe(part) for part in value]
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
         return {k: describe(v) for k, v in value.items()}
     if callable(value) and hasattr(value, "__qualname__"):
         return f"<function {value.__module__}:{value.__qualname__}>"
+    if hasattr(value, "item") and not hasattr(value, "__len__"):
+        return describe(value.item())  # a number of numpy's
     size = f" of {len(value)}" if hasattr(value, "__len__") else ""
     return f"<{type(value).__name__}{size}>"
+
+
+def _values(value: object) -> float:
+    """How many values plain data have; infinity of anything that holds an object."""
+    if isinstance(value, (tuple, list)):
+        return 1 + sum(map(_values, value))
+    if isinstance(value, Mapping):
+        return 1 + sum(1 + _values(part) for part in value.values())
+    plain = value is None or isinstance(value, (bool, int, float, str, Path))
+    return 1 if plain or (hasattr(value, "item") and not hasattr(value, "__len__")) else math.inf

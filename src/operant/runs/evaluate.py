@@ -100,10 +100,11 @@ class Evaluation:
     labelled: int = 0
     """The number of these held-out rows with labels."""
 
-    @property
-    def asked(self) -> list[object]:
-        """The tasks of the replies, in order, and the numbers of given and of labelled ones."""
-        return [*(rollout.task.id for rollout in self.rollouts), len(self.losses), self.labelled]
+    def is_of(self, other: "Evaluation") -> bool:
+        """Whether the other one is of the same tasks; of given replies alone, one of them may have been without own."""
+        mine, theirs = ([rollout.task.id for rollout in one.rollouts] for one in (self, other))
+        given = (len(self.losses), self.labelled) == (len(other.losses), other.labelled)
+        return given and (mine == theirs or not (mine and theirs))
 
     @property
     def loss(self) -> float | None:
@@ -219,7 +220,7 @@ class Evaluator:
         self.options = options = options or EvaluationOptions()
         self.learner, self.tasks, self.demonstrations = learner, tasks, demonstrations
         self.scorer = Scorer("reward", reward, learner.options["score"])
-        self.sampling = from_generation_kwargs(learner.sampling, dict(options.sampling or {}))
+        self.sampling = from_generation_kwargs(learner.sampling, dict(options.sampling or {})).of(learner.policy)
         self.engine = beam_search(learner.policy, options)
         self.metrics = resolve(options.metrics) if metrics is None else metrics
         prepared(self.metrics, tasks)
@@ -272,7 +273,8 @@ class Evaluator:
         if reference.is_copy_of(policy):
             return 0.0 if played else None
         with reference.present():
-            return divergence(played, policy, reference.policy, self.sampling) if played else None
+            how = {"rescore": self.learner.rescores}
+            return divergence(played, policy, reference.policy, self.sampling, **how) if played else None
 
     def judged_labels(self) -> dict[str, Any] | None:
         """How a policy that reads replies judges the held-out labels; None of any other policy."""
@@ -300,11 +302,14 @@ def reply_losses(rollouts: list[Rollout], policy: Policy) -> tuple[ReplyLoss, ..
 
 
 @torch.no_grad()
-def divergence(rollouts: list[Rollout], policy: Policy, reference: Policy, sampling: Sampling) -> float:
-    """The mean over replies of the summed log-ratio of policy to reference, in nats."""
+def divergence(
+    rollouts: list[Rollout], policy: Policy, reference: Policy, sampling: Sampling, *, rescore: bool = False
+) -> float:
+    """The mean over replies of the summed log-ratio of policy to reference, in nats. rescore: compute the policy's
+    log-probs, even if the engine has given them."""
     batch = collate(rollouts, [0.0] * len(rollouts), joined=not policy.encoder_decoder, numbers=policy.numbers)
     raw = batch.logprobs
-    if raw is None or batch.allowed is not None:
+    if raw is None or rescore or sampling.truncates:  # then those of the engine may be of what it could draw alone
         raw = forward_batch(batch, policy, sampling, MICRO_TOKENS).raw_logprobs
     bare = reference.drop_foreign_states(batch.with_(allowed=None), policy)
     theirs = forward_batch(bare, reference, sampling, MICRO_TOKENS).raw_logprobs

@@ -23,7 +23,7 @@ from operant.envs.players import PLAYERS, Player
 from operant.import_by_name import names_object, nearest
 from operant.models.policy import Policy
 from operant.options import arguments, compose
-from operant.rollouts.play import play
+from operant.rollouts.play import Opening, play
 from operant.runs import named_parts
 from operant.sampling import Sampling
 from operant.training.setup import tell_room
@@ -45,24 +45,33 @@ class Recorded:
     refused: Counter[int] = field(default_factory=Counter)
     """Commands that the game has not understood, by slot."""
     games: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """As `Rollout.info["game"]`."""
+    """As `Rollout.info["game"]`; a game that has failed has none."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """Why games have failed, by slot."""
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         steps = self.world.reset(tasks)
-        for slot, step in steps.items():
+        for slot, step in self._sound(steps):
             self.prompts[slot], self.turns[slot], self.games[slot] = step.text, [], step.info["game"]
         return steps
 
+    def _sound(self, steps: Mapping[int, Step]) -> list[tuple[int, Step]]:
+        """The answers of games that have not failed; of those that have, the reason is kept, and no record."""
+        failed = {slot: str(step.info.get("failure", step.failed)) for slot, step in steps.items() if step.failed}
+        self.failures |= failed
+        self.games = {slot: game for slot, game in self.games.items() if slot not in failed}
+        return [(slot, step) for slot, step in steps.items() if slot not in failed]
+
     def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
         steps = self.world.step(replies)
-        for slot, step in steps.items():
+        for slot, step in self._sound(steps):
             own = [turn for turn in step.info["game"]["turns"] if turn["by"] == "policy"]  # the world may play examples
             if own[-1]["valid"]:
                 self.turns[slot].append({"prompt": self.prompts[slot], "completion": replies[slot]})
             else:
                 self.refused[slot] += 1
             self.prompts[slot] = step.text if step.fresh else self.prompts[slot] + replies[slot] + step.text
-            self.games[slot] = step.info.get("game", self.games[slot])
+            self.games[slot] = step.info["game"]
         return steps
 
 
@@ -178,13 +187,19 @@ def model_sampling(run: Mapping[str, object], given: Mapping[str, object]) -> Sa
 def play_by_player(played: Recorded, slot: int, task: Task, player: Player, chance: random.Random) -> None:
     """Let a player play one game to its end."""
     step = played.reset({slot: task})[slot]
-    while not (step.terminated or step.truncated):
+    while not (step.failed or step.terminated or step.truncated):
         game, state = played.world.playing(slot)
         step = played.step({slot: played.world.written(player.act(state, game, chance))})[slot]
 
 
 def play_by_model(
-    played: Recorded, tasks: Sequence[Task], policy: Policy, engine: Engine, sampling: Sampling, seed: int
+    played: Recorded,
+    tasks: Sequence[Task],
+    policy: Policy,
+    engine: Engine,
+    sampling: Sampling,
+    seed: int,
+    opening: Opening | None = None,
 ) -> None:
     """Let a model play all games in one batch, with the random numbers of a run's evaluation."""
     if policy.tokenizer is None:
@@ -192,5 +207,5 @@ def play_by_model(
     sampling = sampling.of(policy)
     tell_room(played.world, policy, sampling)
     how = {"env": played, "engine": engine, "tokenizer": policy.tokenizer, "sampling": sampling, "seed": seed}
-    how |= {"stream": "evaluate", "max_turns": played.world.max_turns + 1}
+    how |= {"stream": "evaluate", "max_turns": played.world.max_turns + 1, "opening": opening}
     play(tasks, **how, fits=lambda prompt, reply: policy.misfit(prompt, reply) is None)

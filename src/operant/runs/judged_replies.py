@@ -17,19 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from operant import rewards
-from operant.envs import SingleTurn
+from operant.envs import SingleTurn, for_evaluation
 from operant.models.policy import Policy
 from operant.options import compose
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
 from operant.rewards.shaping import ScoreOptions
-from operant.rollouts.play import Attempts, play
+from operant.rollouts.play import Attempts, Opening, play
 from operant.runs import named_parts
 from operant.runs.folder import as_parquet
 from operant.runs.scored_rollouts import Scorer
 from operant.sampling import Sampling
 from operant.storage import atomic_io
-from operant.types import Engine, OperantError, RewardFn, Rollout, Task, Tokenizer, require, shown
+from operant.training.setup import tell_room
+from operant.types import Engine, Env, OperantError, RewardFn, Rollout, Task, Tokenizer, require, shown
 
 AT_ONCE = 256
 """Replies that are made together, and judged by one call of each reward."""
@@ -89,16 +90,22 @@ def drawn(
     first: int = 0,
     seed: int = 0,
     stream: str = "probe",
+    env: Env | None = None,
+    opening: Opening | None = None,
 ) -> list[list[JudgedReply]]:
     """`samples` replies to each task. Random numbers depend on the seed, the task's id and the sample's number.
 
-    first: the number of the first sample. stream: which random numbers are used (`operant.sampling.STREAMS`).
+    first: the number of the first sample. stream: which random numbers are used (`operant.sampling.STREAMS`). env: the
+    world in which the tasks are played; the reply is its last one. opening: as that of `play`.
     """
     if policy.tokenizer is None:
         raise OperantError("the model has no tokenizer, and replies are texts: save its tokenizer into its folder")
     sampling, attempts = sampling.of(policy), Attempts()
     attempts.first = first
-    how = {"env": SingleTurn(), "engine": engine, "tokenizer": policy.tokenizer, "sampling": sampling, "seed": seed}
+    world = SingleTurn() if env is None else for_evaluation(env)
+    tell_room(world, policy, sampling)
+    how = {"env": world, "engine": engine, "tokenizer": policy.tokenizer, "sampling": sampling, "seed": seed}
+    how |= {"opening": opening}
     rollouts = play([task for task in tasks for _ in range(samples)], **how, stream=stream, attempts=attempts)
     replies = scored(rollouts, scorers, sampling, policy.tokenizer)
     return [replies[i : i + samples] for i in range(0, len(replies), samples)]

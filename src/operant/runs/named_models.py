@@ -25,16 +25,18 @@ from operant.models.policy_state import PolicyState
 from operant.models.safe_loading import load_tokenizer
 from operant.models.value_head import ValueOptions
 from operant.options import compose
+from operant.rollouts.play import Opening
+from operant.rollouts.prompts import ConditionOptions, Wanted
 from operant.runs import named_parts
 from operant.runs.build import trained
 from operant.runs.config import Config
 from operant.runs.folder import read_config, runs_near
-from operant.storage.checkpoint import read_part
-from operant.storage.checkpoint_store import KINDS, path_of, step_of
+from operant.storage.checkpoint import read_extra, read_part
+from operant.storage.checkpoint_store import KINDS, newest_whole, path_of, step_of
 from operant.storage.hub import find_model, pinned
 from operant.training.learner import default_engine
 from operant.training.options import find_device
-from operant.types import Engine, OperantError, said_of
+from operant.types import Engine, OperantError, Tokenizer, require, said_of
 
 
 def divided(name: str) -> tuple[Path, int | None]:
@@ -88,6 +90,25 @@ def load(name: str) -> tuple[Policy, Engine]:
             raise
         raise OperantError(f"{error}; {runs_near(folder)}") from error
     return policy, default_engine(policy)
+
+
+def stated_return(name: str, tokenizer: Tokenizer | None) -> Opening | None:
+    """What states a return in prompts, as the evaluations of the run that a name stands for; None for other models.
+
+    Raises: OperantError if its options name no return, and none of its checkpoints says which were the best ones.
+    """
+    if "condition" not in find((run := run_options(name)).get("algorithm", "ppo")).options:
+        return None
+    wanted = Wanted(compose({"": ConditionOptions}, run.get("condition") or {})[""])
+    if (opening := wanted.opening(tokenizer, training=False)) is None:
+        folder, step = divided(name)
+        path = newest_whole(folder / "checkpoints", kinds=tuple(KINDS)) if step is None else checkpoint_of(folder, step)
+        if path is not None:
+            small = read_extra(path).get("small") or {}  # of a light checkpoint
+            wanted.load_state_dict(small.get("wanted") or read_part(path, "wanted"))
+        opening = wanted.opening(tokenizer, training=False)
+    require(opening is not None, f"{name} states a return in each prompt, and no file says which: condition.evaluated")
+    return opening
 
 
 def checkpoint_steps(folder: Path) -> list[int]:

@@ -251,11 +251,16 @@ def sources(train: Any, options: Mapping[str, object], env: Any) -> tuple[Any, A
         raise OperantError(f"evaluate={text}: a number holds out nothing; give a share such as 10%, or a file")
     if share(train.evaluate) is not None:
         return (one := source(train.tasks, options)), one
-    same = options if train.evaluate == train.tasks else {}
-    if text in SOURCES and text == f"{train.tasks}/held-out":  # the same kind of tasks, with other seeds
-        usual, takes = (defaults(Factory(found("tasks", name))) for name in (train.tasks, text))
+    return source(train.tasks, options), held_out_source(train.tasks, train.evaluate, options)
+
+
+def held_out_source(tasks: object, evaluate: object, options: Mapping[str, object]) -> Any:
+    """What `evaluate` is read from: with the options of the tasks where it is the same source, or its held-out half."""
+    name, same = str(evaluate or ""), options if evaluate == tasks else {}
+    if name in SOURCES and name == f"{tasks}/held-out":  # the same kind of tasks, with other seeds
+        usual, takes = (defaults(Factory(found("tasks", one))) for one in (tasks, name))
         same = {n: x for n, x in options.items() if n in takes and n not in ("count", "seed") and x != usual[n]}
-    return source(train.tasks, options), source(train.evaluate or None, same)
+    return source(evaluate or None, same)
 
 
 def _bound(function: Callable[..., Any], options: Mapping[str, object]) -> Callable[..., Any]:

@@ -217,7 +217,7 @@ class PeriodicEvaluation:
         if self.parts.evaluator is not None and (self._latest is None or self._latest[0] != step):
             with self.isolated_state():
                 self._latest = step, (found := self.parts.evaluator())
-            if self.before is not None and self.before.asked != found.asked:  # a file that was changed meanwhile
+            if self.before is not None and not self.before.is_of(found):  # a file that was changed meanwhile
                 self.before = None
                 self.folder.log_message("the held-out tasks are others than before training, which is left out")
         return self._latest[1] if self._latest is not None else None

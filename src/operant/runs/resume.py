@@ -185,7 +185,8 @@ def go_on(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer
     """Load the checkpoint at `path`, and truncate the logs to its step. Without one, the run starts again."""
     folder = run.folder
     step = run.checkpoints.resume(path, fresh_optimizer=fresh_optimizer) if path is not None else 0
-    apply_changes(changed + changes_after(folder.path, step, run.config), run.learner)
+    # Other ranks than the first have a folder of their own, and the changes are in that of the first.
+    apply_changes(changed + changes_after(folder.checkpoints.parent, step, run.config), run.learner)
     if run.first:
         for lost in cut_after(folder, step, about(path)["lengths"] if path is not None else None):
             run.trackers.warn(lost)

@@ -167,7 +167,9 @@ class Run:
 
         Raises: OperantError if the checkpoint or the model could not be written, after all the rest is done.
         """
-        errors = [error_of(self.checkpoints.save_last)]
+        errors, wanted = [error_of(self.checkpoints.save_last)], self.config.train.best
+        if wanted is not None and self.best is None and self.first:
+            self.trackers.warn(f"best={wanted}: no step has measured that, so there is no best/")
         self.after = self.evaluation.after_training(self.trackers.warn)
         # For the export alone: a run of more steps goes on as if it had not ended.
         calibrate(self.parts, self.config.data)
@@ -211,7 +213,8 @@ class Run:
         raise OperantError(
             f"{self.learner.progress.refused} steps in a row were refused, the last one was step {step}: "
             f"{refusal.fault.message()}. {why}"
-            f"The run is saved as it was before them; the bundle of the last one is {path}: {repeat}"
+            f"The run is saved as {'it was before them' if refusal.whole else 'they left it'}; "
+            f"the bundle of the last one is {path}: {repeat}"
         )
 
     def observe(self, call: Callable[[Observer], str | None]) -> list[str | None]:

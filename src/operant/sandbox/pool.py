@@ -31,7 +31,7 @@ from operant.sandbox.worker import main
 main(sys.argv[2])"""
 MAX_PRINTED = 2000
 """Bytes of a worker's output that are kept for messages, the last ones."""
-MAX_ANSWER = 4 << 20
+MAX_ANSWER = 64 << 20
 """Bytes that an answer may have more than its request."""
 START = 60.0
 """Seconds in which a worker must start and import its job, or the timeout of a request if that is longer."""
@@ -67,7 +67,7 @@ class Worker:
         self.output, output = os.pipe()
         for fd in (self.requests, self.answers, self.output):
             os.set_blocking(fd, False)
-        setup = {"requests": requests, "answers": answers, "make": job.make, "argument": job.argument}
+        setup = {"requests": requests, "answers": answers, "make": job.make}
         argv = [sys.executable, "-c", BOOT, json.dumps(list(map(str, sys.path))), json.dumps(setup)]
         try:
             self.process = SupervisedProcess(argv, limits, fds=[requests, answers], output=output)
@@ -77,14 +77,17 @@ class Worker:
         finally:
             for fd in (requests, answers, output):
                 os.close(fd)
-        self.ready = False
+        self.ready, self.begun = False, time.monotonic()
         self.start_failure: Response | None = None
         self.index: int | None = None
         self.deadline = float("inf")
-        self._printed, self._unsent = b"", memoryview(b"")
+        self._printed = b""
+        # The argument may have megabytes, such as a tokenizer; a program's own arguments have at most 128 kB each.
+        self._unsent = memoryview(json.dumps(job.argument, default=os.fspath).encode() + b"\n")
         self._received, self._lines = bytearray(), deque[bytes]()
         self._max_answer, self._token = MAX_ANSWER, ""
         self._closed_since: float | None = None
+        self.flush()
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Wait with `selector` for whatever the worker may send or take."""
@@ -98,7 +101,7 @@ class Worker:
         """Send a request; `response` returns the response to it."""
         self._token = os.urandom(8).hex()  # so that an answer cannot be written before its request is known
         line = json.dumps({"id": self._token, "request": request}).encode() + b"\n"
-        self._unsent, self._max_answer = memoryview(line), MAX_ANSWER + len(line)
+        self._unsent, self._max_answer = memoryview(bytes(self._unsent) + line), MAX_ANSWER + len(line)
         self.index, self._printed, self.deadline = index, b"", float("inf")
         self.flush()
 
@@ -270,10 +273,11 @@ class Pool:
         """Send waiting requests to free workers; those that are not usable any more are replaced."""
         for worker in self._free():
             worker.receive()
-        self._drop([worker for worker in self._free() if not worker.usable])
+        late = time.monotonic() - START  # one that starts is let to finish that, which may take longer than a request
+        self._drop([w for w in self._free() if not (w.usable if w.ready else w.begun > late)])
         if len(self._free()) < len(waiting):
             self._fill()
-        for worker in self._free()[: len(waiting)]:
+        for worker in [w for w in self._free() if w.ready or w.response() is not None][: len(waiting)]:
             index = waiting.popleft()
             worker.send(index, requests[index])
 

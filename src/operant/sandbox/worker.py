@@ -22,8 +22,8 @@ INSIDE = False
 def main(setup_json: str) -> None:
     """Create the handler and answer requests until the pipe closes.
 
-    setup_json: {"requests": fd, "answers": fd, "make": "module:function", "argument": ...}. `make(argument)` returns
-    the handler, a function from plain data to plain data.
+    setup_json: {"requests": fd, "answers": fd, "make": "module:function"}. The first line of the requests is an
+    argument; `make(argument)` returns the handler, a function from plain data to plain data.
     """
     global INSIDE
     INSIDE, setup = True, json.loads(setup_json)
@@ -37,11 +37,9 @@ def main(setup_json: str) -> None:
         handler = getattr(importlib.import_module(module), name)(argument)
         return {"ready": True}
 
-    _answer(setup["answers"], {}, make, setup["argument"])
-    if handler is None:
-        return
     with os.fdopen(setup["requests"], "rb", closefd=False) as requests:
-        for line in requests:
+        _answer(setup["answers"], {}, make, json.loads(requests.readline()))
+        for line in requests if handler is not None else ():
             message = json.loads(line)
             _answer(setup["answers"], {"id": message["id"]}, handler, message["request"])
 

@@ -16,9 +16,10 @@ class Perplexity:
     """exp(mean negative log-prob per token) of the replies under `model`, which never changes: 1 and above.
 
     `model` is a folder, `builtin:NAME` or a Hub name, such as the one that training began from; it is not the policy.
-    It reads each reply after the text before it, with its own tokenizer, and only the tokens of the reply count. As
-    a metric: of all replies together, by tokens, and under `of_replies` of each reply; an empty one has none. A prompt
-    that is too long for the model loses its beginning, a reply its end. batch: replies of a pass.
+    It reads each reply after the text before it (without what a world says between turns), with its own tokenizer, and
+    only the tokens of the reply count. As a metric: of all replies together, by tokens, and under `of_replies` of each
+    reply; an empty one has none. A prompt that is too long for the model loses its beginning, a reply its end. batch:
+    replies of a pass.
     """
 
     reads_start = True

@@ -92,11 +92,16 @@ class Trackers:
         self.active = list(trackers)
         """The trackers that still work, in order."""
         self._log_message = log_message
+        self._early: list[str] | None = []
+        """Sentences about the run from before its trackers have begun; None: they have."""
         self._unwritten: set[str] = set()
         """The parts of the record that could not be written the last time."""
 
     def start(self, config: Mapping[str, object]) -> None:
         self._track(lambda tracker: tracker.start(config))
+        early, self._early = self._early or [], None
+        for text in early:
+            self.note(text)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._write("metrics", lambda record: record.log(step, metrics))
@@ -112,6 +117,9 @@ class Trackers:
 
     def note(self, text: str) -> None:
         """Pass a sentence about the run to the trackers that have a method `note`."""
+        if self._early is not None:
+            self._early.append(text)
+            return
         self._track(lambda tracker: getattr(tracker, "note", str)(text))
 
     def close(self) -> None:

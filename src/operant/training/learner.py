@@ -87,11 +87,9 @@ class Learner(LearnerParts):
         stored in its rollouts for the `step` that trains on them.
         Raises: OperantError for an unknown argument (with the nearest), or sampling that cannot be scored exactly.
         """
-        sampling = from_generation_kwargs(self.sampling, generation).for_training()
+        sampling = from_generation_kwargs(self.sampling, generation).of(self.policy).for_training()
         if sampling != self.sampling:
             warned(sampling)
-        if self.policy.tokenizer is None and sampling.stop_strings:
-            raise OperantError("stop_strings need a tokenizer: Policy(model, tokenizer)")
         alone = isinstance(queries, (str, Task, Mapping)) or (isinstance(queries, torch.Tensor) and queries.ndim == 1)
         if alone or (len(queries) and isinstance(queries[0], (int, float, Mapping))):
             raise OperantError(

@@ -25,7 +25,7 @@ from operant.models.policy import Policy
 from operant.models.twins import add_gradients, both, dealt, twins_of
 from operant.objectives import losses
 from operant.objectives.advantages import normalised
-from operant.objectives.kl import EXACT, KLOptions, direct_term, estimate, loss_term
+from operant.objectives.kl import EXACT, KLOptions, direct_term, estimate, exact_kl, loss_term
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.tally import Tally
@@ -155,7 +155,7 @@ def _kl_term(out: Outputs, batch: Batch, kind: str, sampled: Callable[..., Tenso
     It is 0 at demonstrations, whose tokens the policy has not drawn: an estimate from them has the wrong sign.
     """
     behaviour = batch.raw_logprobs if batch.raw_logprobs is not None else batch.logprobs
-    found = out.kl[kind] if kind in EXACT else sampled(kind, out.raw_logprobs, behaviour, batch.ref_logprobs)
+    found = exact_kl(out, kind) if kind in EXACT else sampled(kind, out.raw_logprobs, behaviour, batch.ref_logprobs)
     return found if batch.demonstrated is None else torch.where(batch.demonstrated[:, None], 0.0, found)
 
 

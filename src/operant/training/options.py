@@ -344,6 +344,8 @@ def _check_combinations(name: str, options: OptionGroups) -> None:
             "on_length='bootstrap' with sampling.fixed_length and advantage.gamma=1: nothing would anchor the "
             "value of an endless reply; use gamma below 1, or on_length='ended'"
         )
+    if on_length == "drop" and sampling.fixed_length:
+        raise OperantError("on_length=drop with sampling.fixed_length: all replies end by length; use on_length=ended")
     if on_length == "penalty" and score.missing_stop is None:
         raise OperantError("on_length='penalty' needs score.missing_stop, the score of a reply without an end; set it")
     if score.missing_stop is not None and sampling.fixed_length:

@@ -9,7 +9,7 @@ from torch import Tensor
 from operant.models import layout
 from operant.models.policy import Policy
 from operant.models.twins import both, dealt, twins_of
-from operant.objectives.kl import SAMPLED, KLOptions, estimate
+from operant.objectives.kl import SAMPLED, KLOptions, estimate, exact_kl
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError, Outputs, Rollout
@@ -47,7 +47,7 @@ def score_batch(
             logprobs=batch.logprobs if known else out.logprobs,
             raw_logprobs=batch.logprobs if known and batch.allowed is None else out.raw_logprobs,  # of the sampler
             values=batch.values if batch.values is not None and not rescore else out.values,
-            kl=out.kl[kl.kind] if exact else None,
+            kl=exact_kl(out, kl.kind) if exact else None,
         )
     if batch.raw_logprobs is None:
         batch = batch.with_(raw_logprobs=batch.logprobs)
@@ -204,7 +204,8 @@ def with_bootstraps(
 
 def _check_probabilities(batch: Batch, out: Outputs) -> None:
     """Refuse replies from elsewhere that contain a token of probability 0."""
-    bad = ((out.logprobs == -torch.inf) & out.logsumexp.isfinite() & batch.actions).nonzero()
+    sound = batch.actions if out.logsumexp is None else batch.actions & out.logsumexp.isfinite()
+    bad = ((out.logprobs == -torch.inf) & sound).nonzero()
     if len(bad):
         row, column = bad[0].tolist()
         raise OperantError(

@@ -196,10 +196,10 @@ def refuse_or_update(learner: LearnerParts, step: TrainingStep) -> None:
     if number < own.critic_steps:
         objective = objective.of_critic
         _, held = critic_and_rest(learner.policy, f"learner.critic_steps={own.critic_steps}")
-    elif isinstance(learner.policy, Policy) and learner.policy.has_values and distributed.world() > 1:
+    if isinstance(learner.policy, Policy) and learner.policy.has_values and distributed.world() > 1:
         critic, needs = critic_and_rest(learner.policy, "a critic")[0].named_parameters(), learner.algorithm.needs
         of_q = () if needs.action_values else ("one.", "two.")
-        held = [p for name, p in critic if not needs.critic or name.startswith(of_q)]  # ranks would wait for gradients
+        held += [p for name, p in critic if not needs.critic or name.startswith(of_q)]  # ranks would wait for gradients
     with learner.clock.timing("update"), parts, frozen(held):
         learner.updating = True
         tally, bad = learner.rule.update(
@@ -240,7 +240,7 @@ def sync(learner: LearnerParts, metrics: dict[str, float]) -> None:
     learner.progress.episodes += int(metrics.get("rollout/count", 0))
     for copied in learner.all_copies:
         copied.update(learner.policy, learner.progress.step)
-    if "kl/per_reply" in metrics:
+    if "kl/per_reply" in metrics and learner.progress.step > learner.own.critic_steps:  # else no policy answers to it
         learner.controller.update(metrics["kl/per_reply"], metrics["kl/per_token"], int(metrics["rollout/count"]))
 
 

@@ -43,7 +43,9 @@ def parsed(
             raise OperantError(f"{others}: they go with step(queries, responses, scores)")
         grouped = distributed.together(lambda: _group_by_task(first))
         sampling = distributed.together(lambda: drawn_with(grouped, learner.sampling))
-        found = ScoredRollouts(grouped, list(second), sampling)
+        own = sampling.max_tokens if grouped else max(1, sampling.min_tokens)
+        longest = distributed.largest(own)  # the horizon of all ranks' replies
+        found = ScoredRollouts(grouped, list(second), replace(sampling, max_tokens=longest))
     else:
         found = _from_triplets(learner, first, second, named)
     _check_comparable(found.rollouts, algorithm, learner.named["algorithm"], groups_named=named["groups"] is not None)
@@ -51,8 +53,10 @@ def parsed(
         labels: dict[int, list[float]] = {}
         for rollout in found.rollouts:
             labels.setdefault(rollout.group, []).append(rollout.paid)
-        of_all_ranks = [group for part in distributed.gathered(list(labels.values())) for group in part]
-        algorithm.usable(of_all_ranks, learner.options["loss"], whole=False)
+        parts = distributed.gathered(list(labels.values()))
+        useful = algorithm.usable([group for part in parts for group in part], learner.options["loss"], whole=False)
+        teaches = dict(zip(labels, useful[sum(map(len, parts[: distributed.rank()])) :]))
+        found = found._replace(rollouts=[rollout for rollout in found.rollouts if teaches[rollout.group]])  # as a run
     return found
 
 

@@ -76,6 +76,8 @@ class Batches:
         prompts = [prompt for prompt in request.prompts for _ in range(request.n)]
         made = [Going(request, i, p, key) for i, (p, key) in enumerate(zip(prompts, request.keys(), strict=True))]
         with self._changed:
+            if len(made) > self.waiting:
+                raise RefusedRequestError(400, f"{len(made)} replies are asked for, of at most {self.waiting}")
             if len(self._live) + len(made) > self.waiting:
                 raise RefusedRequestError(429, f"{len(self._live)} replies are asked for already: try again later")
             self._live += [(going, on_piece) for going in made]

@@ -141,7 +141,7 @@ class Conversation:
     """The places of the row's own replies among the messages."""
 
 
-@dataclass
+@dataclass(eq=False)
 class OpenRow:
     """A row that the next request may continue."""
 
@@ -303,7 +303,7 @@ class ModelClient:
 
     def _joined(self, request: ModelRequest, body: Json, text: str) -> tuple[OpenRow | None, str, Conversation | None]:
         """The row that a request continues, what it adds to it, and its conversation; without a row, its whole text."""
-        for row in reversed(self._rows):
+        for row in sorted(reversed(self._rows), key=lambda row: -len(row.text)):  # one may begin as another
             if request.chat:
                 chat = self._conversation(request, body, row.chat)
                 if (more := row.continued(chat)) is not None:
@@ -354,7 +354,7 @@ class ModelClient:
     def next(self, due: float, deadline: float) -> Step:
         """The next request of the program as a step, or its end. due: until when it is waited for."""
         try:
-            step = self._requests.get(timeout=max(0.001, due - time.monotonic()))
+            step = self._requests.get(timeout=min(max(0.001, due - time.monotonic()), threading.TIMEOUT_MAX))
         except queue.Empty:
             step = _failed("timeout", f"the program neither asked nor ended within {deadline:g} seconds")
         if self._fault:
@@ -408,10 +408,11 @@ def run_command(command: str, task: Task, client: ModelClient) -> float | None:
         path.write_text(json.dumps(asdict(task), default=str), encoding="utf-8")
         own = {"OPENAI_BASE_URL": client.base_url, "OPENAI_API_KEY": client.api_key, "OPERANT_TASK": str(path)}
         argv = ["/usr/bin/env", *(f"{name}={value}" for name, value in own.items()), "/bin/sh", "-c", command]
-        process = SupervisedProcess(argv, Limits(processes=None), output=output.fileno())
+        process, control = SupervisedProcess(argv, Limits(processes=None), output=output.fileno()), select.poll()
+        control.register(process.control, select.POLLIN)  # `select.select` takes no descriptor above 1,023
         try:
             while process.ended is None and not client.over:
-                if select.select([process.control], [], [], 0.1)[0]:
+                if control.poll(100):
                     process.receive()
         finally:
             process.end()

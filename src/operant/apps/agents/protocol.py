@@ -85,7 +85,7 @@ class ModelRequest:
     """Of the weights that answer."""
 
     def keys(self) -> list[int]:
-        """The random-number key of each reply: equal seeds and prompts give equal replies, whatever else is asked."""
+        """The random-number key of each reply: equal seeds and prompts at equal places give equal replies."""
         places = [(i, name, sample) for i, name in enumerate(self.names) for sample in range(self.n)]
         return [task_key(self.seed, "probe", 0, name, i, sample) for i, name, sample in places]
 
@@ -114,7 +114,7 @@ class Scored(NamedTuple):
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
-UNREAD = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+UNREAD = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Fields that change no reply."""
 IDLE: Mapping[str, tuple[object, ...]] = {
     "presence_penalty": (0,),
@@ -125,6 +125,7 @@ IDLE: Mapping[str, tuple[object, ...]] = {
     "suffix": ("",),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
     "tool_choice": ("auto", "none"),
     "function_call": (),
     "functions": (),
@@ -246,12 +247,13 @@ def _request(
     if not isinstance(options, dict) or set(options) - {"include_usage"}:
         raise wrong("stream_options", f"stream_options={shown(options)}: it may have include_usage")
     context = policy.context
-    if tokens is None:
-        tokens = most if context is None else max(1, min(most, context - max(map(len, prompts))))
-    for prompt in prompts:
-        if context is not None and len(prompt) + tokens > context:
-            why = f"the model reads {context} tokens, and the prompt has {len(prompt)}: {tokens} more do not fit"
-            raise wrong("prompt", f"{why}; lower max_tokens or the prompt")
+    room = most
+    if context is not None:
+        room = (policy.positions["decoder"] or most) if policy.encoder_decoder else context - max(map(len, prompts))
+    tokens = max(1, min(most, room)) if tokens is None else tokens
+    for prompt in prompts if context is not None else ():
+        if (why := policy.misfit(len(prompt), tokens)) is not None:
+            raise wrong("prompt", f"a prompt {why}; lower max_tokens or the prompt")
     sampling, model = _sampling(fields, policy, tokens), fields.fields.get("model", "")
     if not isinstance(model, str):
         raise wrong("model", f"model={shown(model)}: it must be a text")
@@ -436,10 +438,19 @@ def called(tokenizer: Any, reply: Reply, text: str, tools: list[Any] | None = No
         else:
             calls = [json.loads(match[1]) for match in _CALL.finditer(whole)]
             left = _CALL.sub("", text).strip() if calls else text
-        named = [{"name": str(call["name"]), "arguments": json.dumps(call.get("arguments", {}))} for call in calls]
+        named = [{"name": str(call["name"]), "arguments": json.dumps(_arguments(call))} for call in calls]
     except Exception:  # the template is the model's own, and the text anything
         return [], text
     return [{"id": f"call_{i}", "type": "function", "function": function} for i, function in enumerate(named)], left
+
+
+def _arguments(call: Json) -> Json:
+    """The arguments of a call, also of a model that has written them as a text. Raises: ValueError for no mapping."""
+    found = call.get("arguments") or {}
+    found = json.loads(found) if isinstance(found, str) else found
+    if not isinstance(found, dict):
+        raise ValueError(f"arguments are {found!r}")
+    return found
 
 
 def _logprobs(request: ModelRequest, scored: Sequence[Scored], tokenizer: Tokenizer) -> Json:

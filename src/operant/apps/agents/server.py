@@ -16,6 +16,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -190,7 +191,8 @@ async def _pieces(batches: Batches, request: ModelRequest) -> AsyncIterator[tupl
     loop, ready = asyncio.get_running_loop(), asyncio.Queue[tuple[Going, list[int], str | None]]()
 
     def tell(going: Going) -> None:
-        loop.call_soon_threadsafe(ready.put_nowait, (going, going.action, going.end))
+        with suppress(RuntimeError):  # the server has ended, and its loop is closed
+            loop.call_soon_threadsafe(ready.put_nowait, (going, going.action, going.end))
 
     replies = batches.start(request, tell)
     try:

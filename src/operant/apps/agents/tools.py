@@ -168,7 +168,7 @@ def _within(call: Callable[[], object], seconds: float) -> object:
             answer.set_exception(error)
 
     threading.Thread(target=work, name="tool", daemon=True).start()  # a pool would wait for it at the end of the run
-    return answer.result(seconds)
+    return answer.result(min(seconds, threading.TIMEOUT_MAX))
 
 
 def python_tool(seconds: float) -> Callable[[str], str]:
@@ -209,7 +209,7 @@ def search_tool(folder: str | None) -> Callable[[str], str]:
 
     Raises: OperantError if there is no such folder, or no text in it.
     """
-    paths = sorted(p for p in Path(folder).rglob("*") if p.suffix in (".txt", ".md")) if folder else []
+    paths = sorted(p for p in Path(folder).rglob("*") if p.suffix in (".txt", ".md") and p.is_file()) if folder else []
     require(paths, f"env.folder={shown(folder)}: the tool search needs a folder with .txt or .md files")
     index, one = sqlite3.connect(":memory:", check_same_thread=False), threading.Lock()
     index.execute("CREATE VIRTUAL TABLE texts USING fts5(name, text, tokenize='porter unicode61')")

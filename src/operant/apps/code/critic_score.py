@@ -75,7 +75,8 @@ class CriticScore:
             if most is not None:  # a program that is cut keeps no end token
                 program = program[: most if critic.encoder_decoder else most - 1]
             if context is not None:
-                prompt = prompt[-(context if critic.encoder_decoder else context - len(program)) :]
+                room = context if critic.encoder_decoder else context - max(len(program), critic.pool_padding)
+                prompt = prompt[-room:]
             rows.append((prompt, program))
         return rows
 

@@ -236,7 +236,9 @@ def split_check(test: str, name: str) -> tuple[str, list[str]]:
         module = ast.parse(_clean(test))
     except SyntaxError as error:
         raise OperantError(f"test is no Python ({error.msg}, line {error.lineno})") from error
-    check = next(node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check")
+    found = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    require(found and found[0].args.args, "test must define check(candidate), which gets the program's function")
+    check = found[0]
     plain = [node for node in check.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
     if not plain or not all(isinstance(node, ast.Assert) for node in plain):
         return _clean(test), [f"check({name})"]
@@ -331,7 +333,9 @@ def outcomes(*, run: str, first: int = 1, last: int | None = None) -> Iterator[d
     found = False
     for file in chosen:
         for _, row in read(file)[1]:
-            if row.get("outcome"):
+            # A sum calls it tests/passed, and a reward with several parts names one of each.
+            named = [name.rpartition("/")[2] for name in (row.get("outcome") or "").split(", ")]
+            if len(own := [name for name in named if name in OUTCOMES]) == 1:
                 found = True
-                yield {"prompt": row["query"], "completion": row["reply"], "outcome": row["outcome"]}
+                yield {"prompt": row["query"], "completion": row["reply"], "outcome": own[0]}
     require(found, f"tasks.run={run!r}: its replies have no outcomes; their reward names them, as `tests` does")

@@ -70,6 +70,8 @@ class OutcomeCritic(ReadingPolicy):
         self.tokenizer, self.vocabulary = self.inner.tokenizer, self.inner.vocabulary
         self.stop_tokens, self.context = self.inner.stop_tokens, self.inner.context
         self.encoder_decoder = self.inner.encoder_decoder
+        if (most := self.room()[1]) is not None and self.pool_padding >= most:
+            raise OperantError(f"policy.pool_padding={self.pool_padding}: {trunk} reads {most} tokens; lower it")
         if not self.stop_tokens:
             raise OperantError(f"policy.trunk={trunk!r} has no end token, before which a program is judged as a whole")
         if self.inner.head.weight is not self.inner.model.get_input_embeddings().weight:
@@ -142,7 +144,7 @@ class OutcomeCritic(ReadingPolicy):
         return self.inner.context, self.inner.positions["decoder"] if self.encoder_decoder else self.inner.context
 
     def misfit(self, prompt: int, reply: int) -> str | None:
-        return self.inner.misfit(prompt, reply)
+        return self.inner.misfit(prompt, max(reply, self.pool_padding))
 
     def packs(self, batch: Batch) -> bool:
         return not self.pool_padding and self.inner.packs(batch)

@@ -65,7 +65,8 @@ class Gymnasium:
         self.names: list[str] | None = None
         """The discrete actions; None: actions are texts."""
         self.tasks, self.live, self.turns = dict[int, Task](), dict[int, Any](), dict[int, int]()
-        self.texts, self.possible = dict[int, str](), dict[int, list[str] | None]()
+        self.shown, self.possible = dict[int, dict[str, str]](), dict[int, list[str] | None]()
+        """What the templates of a slot are filled with, and its actions."""
         self.idle = [self.make()]
 
     def make(self) -> Any:
@@ -124,7 +125,8 @@ class Gymnasium:
             action = env.action_space.start + self.names.index(command)
         else:
             options = possible if self.choose else None
-            return Step(self.texts[slot], self.fresh, self.invalid, truncated=late, options=options)
+            text = (self.prompt if self.fresh else self.answer).format(**self.shown[slot])
+            return Step(text, self.fresh, self.invalid, truncated=late, options=options)
         observation, reward, terminated, truncated, info = env.step(action)
         step = self.seen(slot, observation, info, self.prompt if self.fresh else self.answer)
         ended, cut = bool(terminated), bool(truncated or late) and not terminated
@@ -140,9 +142,10 @@ class Gymnasium:
         if mask is not None and self.names is not None:
             possible = [name for name, can in zip(self.names, mask) if can]
         self.possible[slot] = possible or None
-        self.texts[slot] = template.format(task=self.tasks[slot].prompt, observation=text)
+        self.shown[slot] = {"task": self.tasks[slot].prompt, "observation": text}
         plain = {key: value for key, value in info.items() if key not in LISTED}
-        return Step(self.texts[slot], True, options=(possible or None) if self.choose else None, info=plain)
+        options = (possible or None) if self.choose else None
+        return Step(template.format(**self.shown[slot]), True, options=options, info=plain)
 
     def close(self) -> None:
         for env in [*self.idle, *self.live.values()]:

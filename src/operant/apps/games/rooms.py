@@ -257,7 +257,7 @@ class RoomsGame(Game):
             won=won(fixed, now),
             valid=valid,
             place=fixed.rooms[now.room],
-            key=f"{now.room} {self.before} {now.items} {now.door} {now.opened} {sorted(self.seen)}",
+            key=f"{now.room} {self.before} {now.items} {now.door} {now.opened} {sorted(self.seen)} {self.reached}",
         )
 
 

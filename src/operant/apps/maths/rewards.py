@@ -180,7 +180,7 @@ def target_of(task: Task) -> dict[str, Any]:
             f"reward 'maths': task {task.id!r} has no {needed[0]} in its target {shown(task.target)}: read published "
             "rows with --form maths, name the field with --data.target-field answer, or give Task(target=...)"
         )
-    return dict(target)
+    return {**target, "answer": str(target["answer"])} if needed == ("answer",) else dict(target)
 
 
 def plain(target: Mapping[str, object]) -> bool:

@@ -97,6 +97,7 @@ class StyleTransfer:
         ):
             require(good, f"style_transfer.{name}={shown(value)}: it {rule}")
         self.content, self.baseline, self.groups, self.samples = content, baseline, groups, samples
+        self.prompt_tokens = prompt_tokens
         self.rewriter = Rewriter(
             model,
             template=template,

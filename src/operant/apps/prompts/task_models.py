@@ -14,6 +14,7 @@ those of its sentence, and only equal beginnings are shared, so the numbers are 
 
 import math
 import os
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
@@ -390,7 +391,7 @@ class TransformerTaskModel(TaskModel):
                 why = f"{type(error).__name__}: {str(error)[:80]}"
             if why:
                 self.share = False
-                self.notes.append(f"task model {self.name!r} reads each sentence with each prompt: {why}")
+                warnings.warn(f"task model {self.name!r} reads each sentence with each prompt: {why}", stacklevel=2)
         return self.share
 
     def _branched(

@@ -15,7 +15,7 @@ __all__ = ["RewardModelScore"]
 
 
 class RewardModelScore:
-    """Scores of prompts with replies: `RewardModelScore("runs/rm-1,runs/rm-2")(rollouts)`, named scores of each model.
+    """Scores of prompts with replies: `RewardModelScore("runs/rm-1,runs/rm-2")(rollouts)`.
 
     models: run folders, folders of classifiers with one label, or Hub names, separated by commas. combine, of several:
     `mean`, `min`, or `lower`: the mean less the standard deviation over the models. minus_reference: subtract the score

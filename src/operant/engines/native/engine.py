@@ -24,7 +24,7 @@ from operant.machine import beat
 from operant.models.policy import Policy
 from operant.models.twins import both, dealt, twin_of, twins_of
 from operant.rollouts.collate import cut, distinct, units
-from operant.sampling import Sampling, check_prompts, uniforms
+from operant.sampling import Sampling, check_ids, check_prompts, uniforms
 from operant.types import Batch, Completion, OperantError, require
 
 __all__ = ["NativeEngine"]
@@ -191,6 +191,9 @@ class NativeEngine:
 
         If several options have the same ids, only the first of them is drawn.
         """
+        check_prompts(self.policy, prompts, sampling, choosing=True)
+        for i, ids in ((i, ids) for i, replies in enumerate(options) for ids in replies):
+            check_ids(ids, self.policy.vocabulary, f"an option of prompt {i}")
         once = [distinct(replies) for replies in options]
         batch = Batch.choosing(prompts, [among for among, _ in once])
         wide = max((len(p) + max(map(len, among)) for p, (among, _) in zip(prompts, once, strict=True)), default=0)

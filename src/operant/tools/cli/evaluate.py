@@ -20,9 +20,9 @@ from operant.options import compose, convert
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs import named_parts
 from operant.runs.evaluate import EvaluationOptions, beam_search
-from operant.runs.games import playable
+from operant.runs.games import named_world, playable
 from operant.runs.judged_replies import Kept, Scorer, drawn, part, scorer
-from operant.runs.named_models import check, load, run_options
+from operant.runs.named_models import check, load, run_options, stated_return
 from operant.runs.signals import terminated_as_interrupted
 from operant.sampling import Sampling
 from operant.storage import atomic_io
@@ -38,13 +38,14 @@ from operant.tools.cli.program_files import (
     tell_unread,
     with_examples,
 )
-from operant.tools.cli.reply_files import ReplyProgress, RunShare, TaskSet, reading, take, take_form
+from operant.tools.cli.reply_files import OwnTasks, ReplyProgress, TaskSet, reading, take, take_form, with_all_fields
 from operant.tools.cli.sample_files import ENDINGS, score_samples
+from operant.tools.labels.items import MOST
 from operant.tools.report.models import Compared
 from operant.tools.report.summary import aligned
 from operant.trackers.console import emit, plain
 from operant.training.options import find_device
-from operant.types import Engine, OperantError, require, shown
+from operant.types import Engine, Env, OperantError, RewardFn, name_of, require, shown
 
 FILES = {"out": (".json",), "report": (".html",), "label": (".jsonl",)}
 """Options that name a file to write, and how its name ends."""
@@ -61,6 +62,8 @@ class Plan:
     """The tasks, as the tokenizer of `policy` cuts them."""
     source_name: str
     """What the tasks are of, in sentences and files."""
+    own: OwnTasks | None
+    """Where the tasks are those of the first model's run."""
     scorers: list[Scorer]
     metrics: list[EvaluationMetric]
     """pass@k and n@k, which are numbers of all replies to a task."""
@@ -71,6 +74,8 @@ class Plan:
     """Its samples, beams and length penalty."""
     programs: SearchAsked | None
     """Each model hands in one program for a task, after this search; None: its replies are judged as they are drawn."""
+    env: Env | None
+    """The world of the first model's run, in which all of them reply; None: each task has one reply, as it is drawn."""
     seed: int
     device: str
     files: Mapping[str, Path | None]
@@ -87,6 +92,7 @@ def evaluate(words: Sequence[str], options: Options) -> int:
     finally:
         for one in plan.scorers:
             one.close()
+        getattr(plan.env, "close", lambda: None)()
     about = describe(plan, len(compared.tasks))
     print(plain(about))
     for line in aligned(compared.table()):
@@ -103,8 +109,11 @@ def planned(words: Sequence[str], options: Options) -> Plan:
     run = run_options(words[0])
     files = {name: new_file(name, options.pop(name, None), endings) for name, endings in FILES.items()}
     samples, device = counted(options, "samples", 1), options.pop("device", "auto")
+    if files["label"] is not None and len(words) * samples > MOST:
+        raise OperantError(f"--label: a page shows {MOST} replies to a prompt, and there are {len(words)} x {samples}")
     find_device(device)
-    seed = taken(options, "seed", part(run, "learner").get("seed", 0))
+    own = part(run, "evaluation")
+    seed = taken(options, "seed", (own.get("seeds") or [part(run, "learner").get("seed", 0)])[0])
     chat = convert(options.pop("chat", False), bool, "chat")
     source, given, named = options.pop("tasks", None), take(options, DataOptions), take_form(options)
     of_run = None
@@ -130,17 +139,21 @@ def planned(words: Sequence[str], options: Options) -> Plan:
         limits = {name: getattr(tests[0].verdicts.options, name) for name in LIMITS} if tests else {}
         programs = search_asked(options | {"samples": samples}, limits)
         options = {name: value for name, value in options.items() if name not in OF_SEARCH}
+    given = with_all_fields(given, [one.reward for one in scorers])
     data, form = reading(source, given, form, tests=typed and bool(searches or metrics or tests))
     if not scorers and not metrics:
         raise OperantError("--reward false leaves nothing to compare models by: name a reward, or --metrics pass@1")
     names = [one.name for one in scorers]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise OperantError(f"--reward {shown(twice)[1:-1]} is given twice: leave one of the two out")
-    own = part(run, "evaluation")
+        raise OperantError(f"--reward {shown(twice)[1:-1]} is given twice, perhaps with other weights: leave one out")
     beams = counted(options, "beams", own.get("beams", 1))
     penalty = options.pop("length_penalty", own.get("length_penalty", 1.0) if beams > 1 else 1.0)
     if programs is not None and beams > 1:
         raise OperantError(f"--beams {beams} beside --tests: the programs of a search are drawn; give --beams 1")
+    unnamed = str(world := run.get("env")).startswith("<")
+    if unnamed and not typed:
+        raise OperantError(f"{words[0]} replied in {world} of a Python program, which no file holds: give --tasks FILE")
+    env = None if world is None or unnamed or playable(world) else named_world(str(world), {}, run)
     search = EvaluationOptions(samples=samples, beams=beams, length_penalty=convert(penalty, float, "length_penalty"))
     usual = from_generation_kwargs(compose({"": Sampling}, part(run, "sampling"))[""], part(own, "sampling"))
     sampling = compose({"": Sampling}, {**asdict(usual), **options})[""]
@@ -149,13 +162,15 @@ def planned(words: Sequence[str], options: Options) -> Plan:
     return Plan(
         models=list(words),
         tasks=partial(TaskSet, source, data, seed, chat=chat, form=form, of_run=of_run),
-        source_name=str(source) if of_run is None else of_run.source_name,
+        source_name=str(source) if of_run is None else of_run.name,
+        own=of_run,
         scorers=scorers,
         metrics=metrics,
         sampling=sampling,
         masked=part(run, "mask").get("by", "") in ("copy", "model"),
         search=search,
         programs=programs,
+        env=env,
         seed=seed,
         device=device,
         files=files,
@@ -172,20 +187,22 @@ def asks_for_search(options: Options) -> bool:
     return True
 
 
-def own_tasks(name: str, run: Mapping[str, object]) -> tuple[object, RunShare | None]:
-    """The held-out tasks of a run; where they are a share of its own tasks, all of these and that share."""
-    source, of_run = run.get("evaluate") or None, None
-    if (held_out := share(source)) is not None:
-        seed, rows = part(run, "learner").get("seed", 0), find(str(run.get("algorithm", "ppo"))).rows
-        source, of_run = run["tasks"], RunShare(f"{source} of {run['tasks']}", held_out, seed, rows)
-        if not str(source).startswith("<"):
-            return named_parts.source(source, named_parts.stored_options("tasks", run)), of_run
+def own_tasks(name: str, run: Mapping[str, object]) -> tuple[object, OwnTasks]:
+    """What the held-out tasks of a run are read from, and how it reads them."""
+    source, tasks = run.get("evaluate") or None, run.get("tasks")
+    named = tasks is not None and not str(tasks).startswith("<")
+    options = named_parts.stored_options("tasks", run) if named else {}
+    asked = str(source) if (held_out := share(source)) is None else f"{source} of {tasks}"
+    source = tasks if held_out is not None else source
     if source is None or str(source).startswith("<"):
         if source is None and (world := playable(run.get("env"))):
             raise OperantError(f"{name} learnt to play {world}: measure it with `operant play {world} --player {name}`")
         why = "is no run" if not run else "has no held-out tasks" if source is None else f"evaluated {source} of Python"
         raise OperantError(f"{name} {why}: name the tasks, as in --tasks held-out.jsonl")
-    return source, of_run
+    data, seed = compose({"": DataOptions}, part(run, "data"))[""], part(run, "learner").get("seed", 0)
+    rows = find(str(run.get("algorithm", "ppo"))).rows
+    own = OwnTasks(asked, tasks if named else None, options, data, seed, rows, held_out)
+    return named_parts.held_out_source(tasks, source, options), own
 
 
 def answered(plan: Plan) -> Compared:
@@ -202,7 +219,7 @@ def answered(plan: Plan) -> Compared:
             print(f"{without}: the examples choose the program and score it, so the score is too high", file=sys.stderr)
         searches = searches_of(plan.programs, plan.seed, plan.device, plan.sampling)
     for one in plan.scorers:
-        rewards.prepare(one.reward, tasks.tasks)
+        show_tasks(one.reward, plan.own, tasks)
     prepared(plan.metrics, tasks.tasks)
     progress, kept = ReplyProgress(len(plan.models) * len(tasks.tasks) * plan.search.samples), Kept()
     try:
@@ -212,6 +229,16 @@ def answered(plan: Plan) -> Compared:
         tell_finished(plan, tasks, kept)
         raise
     return in_table(plan, tasks, range(len(plan.models)), kept)
+
+
+def show_tasks(reward: RewardFn | None, own: OwnTasks | None, tasks: TaskSet) -> None:
+    """Let a reward read the tasks: those of the run before those that it held out, so that scores are the run's."""
+    read = [getattr(one.read_tasks, "__func__", one.read_tasks) for one in rewards.described_parts(reward)]
+    reads = any(one is not rewards.RewardBase.read_tasks for one in read) and not rewards.parts_of(reward, UnitTests)
+    if known := own is not None and own.tasks is not None and reads:
+        rewards.prepare(reward, own.divided(tasks.cutting, **tasks.made)[0])
+        rewards.read_held_out(reward, tasks.tasks)
+    rewards.prepare(reward, tasks.tasks, alone=known)
 
 
 def answer(
@@ -233,6 +260,7 @@ def answer(
         search, (policy, engine) = None, loaded.pop() if loaded else load(name)
         policy = policy.to(find_device(plan.device))
         how |= {"engine": beam_search(policy, plan.search) or engine, "samples": plan.search.samples, "seed": plan.seed}
+        how |= {"env": plan.env, "opening": stated_return(name, policy.tokenizer)}
         make = partial(drawn, policy=policy, stream="evaluate", **how)
     mine = tasks.of(policy, plan.sampling.max_tokens)
     kept.fill(place, mine, make, plan.search.samples, partial(progress.add, name=name))
@@ -278,6 +306,7 @@ def describe(plan: Plan, count: int) -> str:
     sampling += ", masked by each model itself, because an export has no mask policy" if plan.masked else ""
     each = "one reply each" if plan.search.samples == 1 else f"{plan.search.samples} replies each"
     each = each if plan.programs is None else plan.programs.describe()
+    each += "" if plan.env is None else f" in the world {name_of(plan.env)}"
     return f"{count:,} tasks of {plan.source_name}, {each}, by the same random numbers; seed {plan.seed}, {sampling}"
 
 

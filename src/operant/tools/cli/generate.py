@@ -78,7 +78,7 @@ def generate(words: Sequence[str], options: Options) -> int:
         elif shown and sys.stdin.isatty():
             session.converse()
         else:
-            for line in filter(str.strip, (line.rstrip("\n") for line in sys.stdin)):
+            for line in filter(str.strip, (line.rstrip("\n").removeprefix("\ufeff") for line in sys.stdin)):
                 session.answer(line)
     except UnicodeDecodeError as error:
         raise OperantError(f"the prompt is not UTF-8 ({error.reason}): convert it") from error

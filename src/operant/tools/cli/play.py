@@ -22,13 +22,13 @@ from operant.runs.games import (
     play_by_player,
     simple_player,
 )
-from operant.runs.named_models import load, run_options
+from operant.runs.named_models import load, run_options, stated_return
 from operant.runs.named_parts import flattened
 from operant.storage import atomic_io
 from operant.tools.cli.arguments import Options, new_file, taken
 from operant.tools.report.summary import aligned, game_row
 from operant.trackers.console import emit, plain
-from operant.types import Env, OperantError, name_of, require, shown
+from operant.types import Env, OperantError, Step, name_of, require, shown
 
 HUMAN = "human"
 GAMES = 20
@@ -134,20 +134,23 @@ def play(words: Sequence[str], options: Options) -> int:
                 with suppress(LeftError):
                     if (make := makers[name]) is None:
                         sampling = model_sampling(runs[name], asked.sampling)
-                        play_by_model(played, tasks, *models[name], sampling, asked.seed)
+                        opening = stated_return(name, models[name][0].tokenizer)
+                        play_by_model(played, tasks, *models[name], sampling, asked.seed, opening)
                         finished = len(tasks)
                     else:
                         for slot, task in enumerate(tasks):
                             play_by_player(played, slot, task, make(), random.Random(f"{asked.seed}/{task.id}"))
                             finished += 1
-                            if make is Human:
+                            if make is Human and slot in played.games:
                                 say(played.games[slot]["final"]["state"], f"{result(played.games[slot])}.".capitalize())
             finally:  # an interrupted player leaves the turns that it has played
                 world.close()
-                wanted = [slot for slot in played.turns if played.games[slot]["won"] or not asked.only_won]
+                wanted = [slot for slot, game in played.games.items() if game["won"] or not asked.only_won]
                 demonstrations += [row for slot in wanted for row in played.turns[slot]]
                 refused += sum(played.refused[slot] for slot in wanted)
-            games = [played.games[slot] for slot in range(finished)]
+            for slot, why in played.failures.items():
+                print(f"{name}: game {tasks[slot].id!r} has failed and is left out: {plain(why)}", file=sys.stderr)
+            games = [played.games[slot] for slot in range(finished) if slot in played.games]
             for game in games[: asked.transcripts]:
                 say(f"--- {name}: {game['name']}, {result(game)}", game["objective"])
                 for turn in game["turns"]:
@@ -173,17 +176,23 @@ def _by_hand(world: Env, source: object, asked: _Asked) -> int:
     try:
         with suppress(LeftError):
             for task in tasks[: asked.count]:
-                step, paid, turns = answers.reset(world, {0: task})[0], 0.0, 0
+                step, turns = answers.reset(world, {0: task})[0], 0
+                paid = _paid(step)
                 prompt = step.text or task.prompt
                 while step.failed is None and not (step.terminated or step.truncated):
                     reply = _typed(prompt, step.options)
                     step = answers.step(world, {0: reply}, {0: task})[0]
-                    paid, turns, prompt = paid + step.reward, turns + 1, step.text
+                    paid, turns, prompt = paid + _paid(step), turns + 1, step.text
                 say(step.text, f"Failed: {step.info.get('failure', step.failed)}" if step.failed else "")
                 say(f"The episode has ended after {turns} turn{'s' * (turns != 1)}, with a reward of {paid:g}.")
     finally:
         getattr(world, "close", lambda: None)()
     return 0
+
+
+def _paid(step: Step) -> float:
+    """All that a step pays: for this reply, for earlier ones, and for examples."""
+    return step.reward + sum(step.paid.values()) + sum(reward for _, reward in step.examples)
 
 
 def _typed(prompt: object, options: Sequence[str] | None) -> str:

@@ -18,21 +18,22 @@ from typing import Any
 
 from operant import rewards
 from operant.data import DataOptions, load_tasks, read
+from operant.data.demonstrations import Demonstrations
 from operant.data.forms import Form
 from operant.data.sources import split_off
-from operant.data.tasks import left_out
+from operant.data.tasks import EVERY, left_out
 from operant.models.policy import Policy
 from operant.options import compose, convert
 from operant.options import read as read_option
 from operant.runs import named_parts
 from operant.runs.judged_replies import Kept, Scorer, best_of, drawn, scorer
-from operant.runs.named_models import divided, load, run_options
+from operant.runs.named_models import divided, load, run_options, stated_return
 from operant.runs.signals import terminated_as_interrupted
 from operant.sampling import Sampling
 from operant.tools.cli.arguments import Options, as_spec, counted, new_file, refuse, taken
 from operant.trackers.console import emit
 from operant.training.options import find_device
-from operant.types import OperantError, Task, require, shown
+from operant.types import OperantError, RewardFn, Task, Tokenizer, require, shown
 
 OF_FILES = ("samples", "temperatures", "out", "distinct", "device")
 """Options of `operant generate` that only apply to the replies to a file."""
@@ -52,18 +53,26 @@ class Source:
 
 
 @dataclass(frozen=True)
-class RunShare:
-    """The share of its own tasks that a run holds out: `RunShare("10% of data.jsonl", 0.1, seed=0, rows={})`."""
+class OwnTasks:
+    """The held-out tasks of a run: `OwnTasks("10% of data.jsonl", "data.jsonl", {}, DataOptions(), 0, {}, 0.1)`."""
 
-    source_name: str
-    part: float
+    name: str
+    """What they are, in sentences and files."""
+    tasks: object
+    """Its option `tasks`, with those of the task source and of `data`; None: no name stands for it."""
+    options: Mapping[str, object]
+    data: DataOptions
     seed: int
     rows: Mapping[str, bool]
     """How its algorithm reads rows, as arguments of `load_tasks`."""
+    part: float | None
+    """The share of the tasks that is held out; None: they have a source of their own."""
 
-    def held_out(self, tasks: list[Task]) -> set[str]:
-        """The ids of the tasks that are held out, of all that the run has read."""
-        return {task.id for task in split_off(tasks, self.part, self.seed)[1]}
+    def divided(self, tokenizer: Tokenizer | None, **how: Any) -> tuple[list[Task], list[Task]]:
+        """The tasks that the run trained on, and those of its share that is held out."""
+        source = named_parts.source(self.tasks, self.options)
+        tasks = load_tasks(source, tokenizer, self.data, self.seed, **{**self.rows, **how})
+        return (tasks, []) if self.part is None else split_off(tasks, self.part, self.seed)
 
 
 class TaskSet:
@@ -78,25 +87,28 @@ class TaskSet:
         chat: bool = False,
         policy: Policy | None = None,
         form: Form | None = None,
-        of_run: "RunShare | None" = None,
+        of_run: OwnTasks | None = None,
     ):
         """chat: texts become messages of a user. policy: its tokenizer cuts prompts, where the options ask for that,
-        and it decides whether a form's cue is read. form: makes tasks of published rows. of_run: only the tasks that
-        this share of a run holds out."""
+        and it decides whether a form's cue is read. form: makes tasks of published rows. of_run: the tasks are those
+        that this run holds out, which are read as it reads them."""
         source, row = named_parts.source(source, {}), first_row(source)
         talks = form is None and isinstance(row, Mapping) and options.text_field not in row and answered(row)
-        self.tokenizer = policy and policy.tokenizer
-        made = {"form": form, "cue": not (policy and policy.encoder_decoder)}
-        tokenizer, seed = self.tokenizer if cuts(options) else None, seed if of_run is None else of_run.seed
-        passed = Counter[str]()
-        self.tasks = load_tasks(source, tokenizer, options, seed, with_replies=talks, passed=passed, **made)
+        self.tokenizer, passed = policy and policy.tokenizer, Counter[str]()
+        self.made = {"form": form, "cue": not (policy and policy.encoder_decoder)}
+        rows = {"with_replies": talks} if of_run is None else of_run.rows
+        self.cutting, seed = self.tokenizer if cuts(options) else None, seed if of_run is None else of_run.seed
+        share = of_run is not None and of_run.part is not None
+        read = replace(options, limit=of_run.data.limit) if share else options
+        self.tasks = load_tasks(source, self.cutting, read, seed, passed=passed, **rows, **self.made)
         for sentence in left_out(passed, source):
             print(sentence, file=sys.stderr)
-        if of_run is not None:
-            held_out = of_run.held_out(load_tasks(source, tokenizer, options, seed, **{**of_run.rows, **made}))
-            self.tasks = [task for task in self.tasks if task.id in held_out]
-        if talks:  # the prompt of a conversation is what comes before the first answer
-            self.tasks = [replace(task, replies=()) for task in self.tasks]
+        if share:
+            held_out = {task.id for task in of_run.divided(self.cutting, **self.made)[1]}
+            self.tasks = [task for task in self.tasks if task.id in held_out][: options.limit]
+        if rows["with_replies"]:  # a conversation's prompt is what comes before the first answer
+            given = Demonstrations(self.tokenizer, None)
+            self.tasks = [replace(given.opening(task), replies=(), scores=()) for task in self.tasks]
         for i, task in enumerate(self.tasks if chat else ()):
             if isinstance(text := self.text(task), str):  # a user begins a conversation with it
                 self.tasks[i] = replace(task, prompt=[{"role": "user", "content": text}])
@@ -171,12 +183,18 @@ def tasks_asked(options: Options, *, tests: bool = False) -> Callable[[int, str]
     source, chat = options.pop("tasks"), convert(options.pop("chat", False), bool, "chat")
     given, named = take(options, DataOptions), named_parts.stored_form(take_form(options))
 
-    def load_them(seed: int, model: str) -> TaskSet:
-        data, form = reading(source, given, named, tests=tests)
+    def load_them(seed: int, model: str, reward: RewardFn | None = None) -> TaskSet:
+        data, form = reading(source, with_all_fields(given, [reward]), named, tests=tests)
         policy = load(model)[0] if cuts(data) or form is not None else None
         return TaskSet(source, data, seed, chat=chat, policy=policy, form=form)
 
     return load_them
+
+
+def with_all_fields(given: Mapping[str, object], judges: Sequence[RewardFn | None]) -> Mapping[str, object]:
+    """The data options; where a reward of TRL's form reads columns by name, all of a row's fields are its target."""
+    by_name = any(map(rewards.as_in_trl, (part for judge in judges for part in rewards.every_part(judge))))
+    return {**given, "target_field": EVERY} if by_name and not given.get("target_field") else given
 
 
 def take_form(options: Options) -> dict[str, Any]:
@@ -216,6 +234,8 @@ class Asked:
     seed: int
     out: Path | None
     scorer: Scorer | None
+    judged_by: object
+    """The reward as it was named; of a run, with the options that it has there."""
     device: str
 
     @property
@@ -228,14 +248,14 @@ def write_replies(words: Sequence[str], options: Options) -> int:
     """Let each model answer each prompt of `--tasks`, and write the replies to `--out`, or print them."""
     refuse(options, OF_PROMPTS, " is about single prompts, and --tasks gives many: leave one of the two out")
     tasks_for, asked = tasks_asked(options), what_is_asked(words, options)
-    tasks = tasks_for(asked.seed, words[0])
-    if asked.scorer is not None:
-        rewards.prepare(asked.scorer.reward, tasks.tasks)
+    judge = asked.scorer and asked.scorer.reward
+    tasks = tasks_for(asked.seed, words[0], judge)
+    rewards.prepare(judge, tasks.tasks)
     if asked.best_of > 1:
         print(bound_of(asked.best_of), file=sys.stderr)
     made_by = {"sources": [[one.model, stamp(one.model), asdict(one.sampling)] for one in asked.sources],
-               "samples": asked.drawn, "seed": asked.seed, "reward": asked.scorer and asked.scorer.name,
-               "tasks": [[task.id, task.prompt] for task in tasks.tasks]}  # fmt: skip
+               "samples": asked.drawn, "seed": asked.seed, "reward": asked.judged_by,
+               "tasks": [[task.id, task.prompt, task.target if judge else None] for task in tasks.tasks]}  # fmt: skip
     kept = Kept(asked.out, made_by)
     try:
         with going_on(kept):
@@ -293,10 +313,11 @@ def what_is_asked(words: Sequence[str], options: Options) -> Asked:
             heat = f", temperature {own[''].temperature:g}" if heated else ""
             best_text = f", best of {best}" if best > 1 else ""
             sources.append(Source(model + heat + best_text, model, own[""]))
-    made = None if spec is False else scorer(spec, run_options(words[0]) if spec is True else {})
+    run = run_options(words[0]) if spec is True else {}
+    made = None if spec is False else scorer(spec, run)
     if made is not None:
         rewards.check(made.reward)
-    return Asked(sources, samples, best, distinct, seed, out, made, device)
+    return Asked(sources, samples, best, distinct, seed, out, made, [spec, named_parts.only(run, "reward")], device)
 
 
 def stamp(model: str) -> int:
@@ -322,6 +343,7 @@ def answer(asked: Asked, tasks: TaskSet, kept: Kept) -> None:
         how = {"scorers": [asked.scorer] if asked.scorer is not None else [], "seed": asked.seed}
         # So that two temperatures of one model do not say the same words.
         how |= {"samples": asked.drawn, "first": place * asked.drawn}
+        how |= {"opening": stated_return(source.model, policy.tokenizer)}
         make = partial(drawn, policy=policy, engine=engine, sampling=source.sampling, **how)
         mine = tasks.of(policy, source.sampling.max_tokens)
         kept.fill(place, mine, make, asked.drawn, partial(progress.add, name=source.name))

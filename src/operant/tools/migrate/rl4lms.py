@@ -152,7 +152,8 @@ def _numbers(part: Part, method: str) -> dict[str, object]:
         (generation, "temperature", "sampling.temperature", 1),
         (generation, "top_p", "sampling.top_p", 1),
     ):
-        if isinstance(given.get(theirs), (int, float)) and ours in known:
+        mask = method == "nlpo" and ours == "sampling.top_p"  # which top_mask has given
+        if isinstance(given.get(theirs), (int, float)) and ours in known and not mask:
             options[ours] = given[theirs] * factor
     if "vf_coef" in own and "loss.value_coef" in options:
         options["loss.value_coef"] = 2 * own["vf_coef"]  # their squared error is not halved
