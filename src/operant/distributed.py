@@ -62,21 +62,17 @@ def launched(minutes: float = 0.0) -> Iterator[None]:
         dist.init_process_group(backend, timeout=timedelta(minutes=minutes or WAIT), **options)
     except (RuntimeError, ValueError) as error:
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise OperantError(
-            f"rank {os.environ['RANK']} did not find the other {int(os.environ['WORLD_SIZE']) - 1} at {place}: "
-            f"{_first_line(error)}; the first rank listens there, so its port must be free (--master-port) and every "
-            "rank must be started, within 5 minutes"
-        ) from error
+        alone = f"rank {os.environ['RANK']} did not find the other {int(os.environ['WORLD_SIZE']) - 1} at {place}"
+        how = "its port must be free (--master-port) and every rank must be started, within 5 minutes"
+        raise OperantError(f"{alone}: {_first_line(error)}; the first rank listens there, so {how}") from error
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
-        raise OperantError(
-            f"rank {number} of {count} lost another rank, which has ended or has not answered for "
-            f"{minutes or WAIT:g} minutes: {_first_line(error)}; the same command with --resume goes on from the last "
-            "checkpoint"
-        ) from error
+        what = f"lost another rank, which has ended or has not answered for {minutes or WAIT:g} minutes"
+        how = "the same command with --resume goes on from the last checkpoint"
+        raise OperantError(f"rank {number} of {count} {what}: {_first_line(error)}; {how}") from error
     finally:
         dist.destroy_process_group()
 

@@ -78,9 +78,8 @@ class Table:
         if ":" in name and not others:
             return find(self.kind, *name.rpartition(":")[::2], known=self.names())
         hint = f"; only the {others[0]} has that name." if others else nearest(name[:100], self.names()) or "."
-        raise OperantError(
-            f"{self.kind} {shown(name)} is unknown{hint} Names: {', '.join(self.names())}, or module:object"
-        )
+        known = f"{', '.join(self.names())}, or module:object"
+        raise OperantError(f"{self.kind} {shown(name)} is unknown{hint} Names: {known}")
 
     def place(self, name: str) -> str:
         """The `module:object` that an installed package has under that name, without importing it; else the name."""

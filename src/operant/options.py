@@ -89,9 +89,8 @@ def resolve(schema: Schema, options: Mapping[str, object]) -> dict[str, Any]:
                 with suppress(OperantError):  # the first option that takes this value
                     convert(value, kinds_inside.get(name, str), name)
                     example = f"{key}.{name}={value}"
-            raise OperantError(
-                f"{key}={shown(value)}: {key} is a group of options ({', '.join(inside)}): write {example}{hint}"
-            )
+            what = f"{key} is a group of options ({', '.join(inside)})"
+            raise OperantError(f"{key}={shown(value)}: {what}: write {example}{hint}")
         for full, one in named:
             require(full not in flat, f"option {full} is given twice, by two names: use one")
             flat[full] = one

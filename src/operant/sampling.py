@@ -139,20 +139,17 @@ class Sampling:
                     "to compare: sample (do_sample=True, top_k=0), and decode greedily in evaluation alone: "
                     "evaluation.sampling={top_k: 1}"
                 )
-            raise OperantError(
-                f"sampling.{self._truncation_options()}: truncated sampling gives a biased ratio and a negative KL in "
-                "training; use top_k=0, top_p=1, min_p=0, or truncation='stored' to store the allowed tokens"
-            )
+            why = "truncated sampling gives a biased ratio and a negative KL in training"
+            how = "use top_k=0, top_p=1, min_p=0, or truncation='stored' to store the allowed tokens"
+            raise OperantError(f"sampling.{self._truncation_options()}: {why}; {how}")
         return self
 
     def warning(self) -> str | None:
         """A sentence on how truncation biases the KL estimate; None without truncation."""
         if not self.truncates:
             return None
-        return (
-            f"replies come from a distribution truncated by {self._truncation_options()}, and KL is measured between "
-            "the untruncated ones: its estimate is biased and may be negative"
-        )
+        kl = "KL is measured between the untruncated ones: its estimate is biased and may be negative"
+        return f"replies come from a distribution truncated by {self._truncation_options()}, and {kl}"
 
     def check_ids(self, vocabulary: int) -> None:
         """Raises: OperantError for ids outside a vocabulary of this size, or if no id is left to draw."""
@@ -279,9 +276,8 @@ def check_ids(ids: Sequence[int], vocabulary: int, what: str) -> None:
     """Raises: OperantError for an id that is not in the vocabulary. The message begins with `what`."""
     if ids and (min(ids) < 0 or max(ids) >= vocabulary):
         odd = next(token for token in ids if not 0 <= token < vocabulary)
-        raise OperantError(
-            f"{what} holds the id {shown(odd)}, but the model has 0 to {vocabulary - 1}: is this its tokenizer?"
-        )
+        has = f"the model has 0 to {vocabulary - 1}: is this its tokenizer?"
+        raise OperantError(f"{what} holds the id {shown(odd)}, but {has}")
 
 
 # --- stop strings and text --------------------------------------------------------------------------------------------
@@ -424,8 +420,7 @@ def encode_prompt(
     if tokenizer is None:
         raise OperantError("the policy has no tokenizer: give prompts as token ids, or Policy(model, tokenizer)")
     if isinstance(prompt, str):
-        ids = _ids(tokenizer, prompt)
-        if not ids and tokenizer.bos_token_id is not None:
+        if not (ids := _ids(tokenizer, prompt)) and tokenizer.bos_token_id is not None:
             ids = [tokenizer.bos_token_id]
         return ids
     return list(_templated(tokenizer, prompt, True, tools=tools, tokenize=True, return_dict=True)["input_ids"])
@@ -447,11 +442,8 @@ def template_of(tokenizer: object) -> str | None:
 
 
 def _templated(tokenizer: Tokenizer | None, messages: object, prompting: bool, **kwargs: object) -> Any:
-    if not template_of(tokenizer):
-        raise OperantError(
-            "the task is a list of messages, and the tokenizer has no chat template: "
-            "give text, or a template (--model.chat-template, docs/tasks.md)"
-        )
+    how = "give text, or a template (--model.chat-template, docs/tasks.md)"
+    require(template_of(tokenizer), f"the task is a list of messages, and the tokenizer has no chat template: {how}")
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=prompting, **kwargs)
     except Exception as error:  # a template is code, and may raise anything

@@ -91,10 +91,8 @@ class Demonstrations:
             return encode_prompt(self.tokenizer, task.prompt), [*reply, *stop]
         if not task.prompt:
             if self.encoder_decoder:
-                raise OperantError(
-                    f"task {task.id!r} has no prompt: an encoder-decoder reads one and writes the reply; give rows "
-                    "with prompt and completion"
-                )
+                why = "an encoder-decoder reads one and writes the reply; give rows with prompt and completion"
+                raise OperantError(f"task {task.id!r} has no prompt: {why}")
             whole = encode_prompt(self.tokenizer, reply)
             whole += stop if whole[-1:] != stop else []
             return whole[:1], whole[1:]

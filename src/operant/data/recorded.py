@@ -138,10 +138,8 @@ def _rollout(record: _Record, name: str, policy: Any, sampling: Sampling) -> Rol
         check_ids([*turn.prompt, *turn.action], policy.vocabulary, where)
         read = [tokenizer.decode(turn.action, skip_special_tokens=skip) for skip in (True, False)] if tokenizer else []
         if read and not any("".join(text.split()) in "".join(one.split()) for one in read):
-            raise OperantError(
-                f"{where}: its token_ids read {shown(read[1])}, and its text is {shown(text)}: are they of another "
-                "tokenizer?"
-            )
+            said = f"its text is {shown(text)}: are they of another tokenizer?"
+            raise OperantError(f"{where}: its token_ids read {shown(read[1])}, and {said}")
     for turn in turns:
         if (why := policy.misfit(len(turn.prompt), len(turn.action))) is not None:
             raise OperantError(f"{where} {why}; leave the record out")

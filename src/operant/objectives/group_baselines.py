@@ -40,10 +40,9 @@ def by_success(returns: Tensor, groups: Tensor) -> Tensor:
     first terms of the log-likelihood of a right reply.
     """
     if len(returns) and float(returns.min()) < 0:
-        raise OperantError(
-            f"a return of {float(returns.min()):.4g}: maxrl divides by the mean return of a group, which is the rate "
-            "of success, so rewards must not be negative; charge KL in the loss (kl.loss_coef), not in the reward"
-        )
+        divides = "maxrl divides by the mean return of a group, which is the rate of success"
+        how = "rewards must not be negative; charge KL in the loss (kl.loss_coef), not in the reward"
+        raise OperantError(f"a return of {float(returns.min()):.4g}: {divides}, so {how}")
 
     def rule(mine: Tensor, _: Tensor) -> Tensor:
         mean = mine.mean()

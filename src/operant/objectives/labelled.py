@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from operant.tally import ROUNDING
-from operant.types import Batch, OperantError, Outputs, require
+from operant.types import Batch, Outputs, require
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,8 @@ def reward_model(
     require(kind in KINDS, f"loss.kind={kind!r}: it must be {', '.join(KINDS[:-1])} or {KINDS[-1]}")
     require(ties in ("none", "davidson", "rao-kupper"), f"loss.ties={ties!r}: it must be none, davidson or rao-kupper")
     require(margin >= 0 and tie > 0, f"loss.margin={margin:g} must be at least 0, and loss.tie={tie:g} above 0")
-    if (margin or ties != "none") and kind != "pairwise":
-        raise OperantError(
-            f"loss.{'margin' if margin else 'ties'} with loss.kind={kind}: it is for pairwise; leave it out"
-        )
+    what = f"loss.{'margin' if margin else 'ties'} with loss.kind={kind}: it is for pairwise"
+    require(kind == "pairwise" or (not margin and ties == "none"), f"{what}; leave it out")
     groups = Groups.of(batch)
     scores = out.values.new_zeros(len(groups.labels)).index_copy(0, groups.rows, at_last(out.values, batch))
     labels = groups.labels

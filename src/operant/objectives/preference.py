@@ -81,10 +81,8 @@ def kto(
     """
     _check_beta(beta)
     if min(good_weight, bad_weight) < 0 or not good_weight + bad_weight:
-        raise OperantError(
-            f"loss.good_weight={good_weight:g} and loss.bad_weight={bad_weight:g}: none may be negative, and one must "
-            "be above 0"
-        )
+        weights = f"loss.good_weight={good_weight:g} and loss.bad_weight={bad_weight:g}"
+        raise OperantError(f"{weights}: none may be negative, and one must be above 0")
     groups = Groups.of(batch)
     ratios, good = groups.sums(out.raw_logprobs - batch.ref_logprobs, batch), groups.labels > 0.5
     baseline = ratios.new_zeros(len(ratios)).index_copy(0, groups.rows, batch.extra["baseline"].to(ratios))
@@ -118,10 +116,8 @@ def good_or_bad(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, w
     """True for the labels of each prompt. whole: they are those of all prompts, and not those of a step."""
     classes = {label for of_prompt in labels for label in of_prompt}
     if other := sorted(classes - {0.0, 1.0}):
-        raise OperantError(
-            f"a label is {other[0]:g}, and the method learns from good (1) and bad (0) replies: give `label` or "
-            "`good`; ranks and ratings are for algorithm=dpo"
-        )
+        give = "give `label` or `good`; ranks and ratings are for algorithm=dpo"
+        raise OperantError(f"a label is {other[0]:g}, and the method learns from good (1) and bad (0) replies: {give}")
     if whole and len(classes) == 1:
         only, other = ("good", "bad") if 1.0 in classes else ("bad", "good")
         raise OperantError(

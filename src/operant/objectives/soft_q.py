@@ -34,10 +34,8 @@ def soft_q(
     `reference_q` and `reference_v`, each [B, T].
     """
     if version == "v0":
-        raise OperantError(
-            "loss.version=v0: it has no reward in it, and is 0 while the copy equals the policy, as at the start, so "
-            f"nothing would ever move; use {', '.join(VERSIONS)}"
-        )
+        why = "it has no reward in it, and is 0 while the copy equals the policy, as at the start"
+        raise OperantError(f"loss.version=v0: {why}, so nothing would ever move; use {', '.join(VERSIONS)}")
     require(version in VERSIONS, f"loss.version={version!r}: it must be {', '.join(VERSIONS)}")
     require(0 <= forward_share <= 1, f"loss.forward_share={forward_share}: it must lie in 0..1")
     index = episode_index(batch)

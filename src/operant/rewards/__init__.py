@@ -260,13 +260,10 @@ def check_lengths(reward: RewardFn | None, tokens: int) -> None:
     Raises: OperantError.
     """
     for part in every_part(reward):
-        room = with_defaults(part, RewardBase).prompt_tokens
-        if room is not None and tokens > room:
-            raise OperantError(
-                f"prompts of {tokens} tokens (--sampling.max-tokens), and reward {name_of(part)!r} leaves room for "
-                f"{room} in its longest text: --reward.prompt-tokens {tokens}, or more if its model needs more tokens "
-                "for the same text"
-            )
+        if (room := with_defaults(part, RewardBase).prompt_tokens) is not None and tokens > room:
+            leaves = f"reward {name_of(part)!r} leaves room for {room} in its longest text"
+            how = f"--reward.prompt-tokens {tokens}, or more if its model needs more tokens for the same text"
+            raise OperantError(f"prompts of {tokens} tokens (--sampling.max-tokens), and {leaves}: {how}")
 
 
 def read_held_out(reward: RewardFn | None, tasks: Sequence[Task]) -> None:

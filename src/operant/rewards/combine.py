@@ -186,10 +186,9 @@ class PrefixGain(Wrapper):
     def judged(self, rollouts: list[Rollout]) -> Judged:
         """Judge all prefixes in one call."""
         if self.tokenizer is None:
-            raise OperantError(
-                f"reward 'per_token:{name_of(self.reward)}' needs the policy's tokenizer, to read the beginning of a "
-                "reply: a run passes it; elsewhere call operant.rewards.read_with(reward, policy.tokenizer)"
-            )
+            needs = "needs the policy's tokenizer, to read the beginning of a reply"
+            how = "a run passes it; elsewhere call operant.rewards.read_with(reward, policy.tokenizer)"
+            raise OperantError(f"reward 'per_token:{name_of(self.reward)}' {needs}: {how}")
         grown = [self.prefixes(rollout) for rollout in rollouts]
         whole = judge(self.reward, [some for prefixes in grown for some in prefixes])
         if any(isinstance(score, list) for score in whole.scores):

@@ -168,8 +168,7 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
         if WORLD in judged.parts:
             raise OperantError(f"a part of the reward is named {WORLD!r}, the name of the environment's pay: rename it")
         judged = replace(judged, parts=judged.parts | {WORLD: [r.paid for r in rollouts]})
-        said = _said_by_world(rollouts)
-        if said is None:
+        if (said := _said_by_world(rollouts)) is None:
             return judged
         parts = {f"{WORLD}/{part}": values for part, values in said.parts.items() if part != WORLD}
         remarks = [said.remark(i) for i in range(len(rollouts))]
@@ -194,10 +193,8 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
 def check_greedy(reward: RewardFn, rollouts: list[Rollout], known: Mapping[str, object]) -> None:
     """Raises: OperantError for a task whose greedy reply is not known."""
     if missing := [rollout.task.id for rollout in rollouts if rollout.task.id not in known]:
-        raise OperantError(
-            f"reward {name_of(reward)!r} compares with the policy's greedy replies, and has none to task "
-            f"{missing[0]!r}: a run plays them; elsewhere call its see_greedy(rollouts) first"
-        )
+        lacks = f"has none to task {missing[0]!r}: a run plays them; elsewhere call its see_greedy(rollouts) first"
+        raise OperantError(f"reward {name_of(reward)!r} compares with the policy's greedy replies, and {lacks}")
 
 
 def check(reward: RewardFn) -> None:
@@ -242,9 +239,8 @@ def reward_metrics(judged: Judged, before: Mapping[str, float] | None = None) ->
     several = sum(name.endswith("/abstained") for name in metrics) > 1
     counts = {name.removeprefix("outcome/"): n for name, n in metrics.items() if name.startswith("outcome/")}
     known = [name.removeprefix("outcome/") for name in before or () if name.startswith("outcome/")]
-    shares = outcome_shares(counts, count, known)
     kept = {n: x for n, x in metrics.items() if n.startswith("reward/" if several else "reward/outcome/")}
-    return kept | {f"outcome/{name}": share for name, share in shares.items()}
+    return kept | {f"outcome/{name}": share for name, share in outcome_shares(counts, count, known).items()}
 
 
 def outcome_shares(counts: Mapping[str, float], total: float, known: Iterable[str] = ()) -> dict[str, float]:
@@ -303,10 +299,9 @@ def _explain(reward: RewardFn, rollouts: list[Rollout], error: BaseException | N
         half = len(suspects) // 2
         suspects = suspects[:half] if fails(suspects[:half]) else suspects[half:]
     samples = sample_of(suspects[0]) if fails(suspects) else f"{len(rollouts)} rollouts, {first}"
-    return (
-        f"while judging {samples}; fix the reward, or let it return None for samples that it cannot judge; "
-        "--isolation.on-error drop leaves them out, and isolated: before its name survives crashes too"
-    )
+    fix = "fix the reward, or let it return None for samples that it cannot judge"
+    more = "--isolation.on-error drop leaves them out, and isolated: before its name survives crashes too"
+    return f"while judging {samples}; {fix}; {more}"
 
 
 # --- one answer -------------------------------------------------------------------------------------------------------

@@ -93,8 +93,7 @@ def apply_policy(
             done = "left out" if handling == "drop" else f"given the score {handling:g}"
             first = _reason(results[failed[0]], rollouts[failed[0]])
             notes.append(f"{outcome}: {len(failed)} of {len(results)} samples {done}: reward {name!r} {first}")
-    judged = judged_of(results, scores, name)
-    return replace(judged, outcomes=[result.outcome for result in results], notes=notes)
+    return replace(judged_of(results, scores, name), outcomes=[result.outcome for result in results], notes=notes)
 
 
 def _reason(result: SampleResult, rollout: Rollout) -> str:

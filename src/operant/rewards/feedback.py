@@ -93,7 +93,6 @@ class Feedback:
             parts.pop(name_of(self.reward), None)  # the score itself
             judgement = Judgement(score, parts, ", ".join(classes)[:40], message)  # a sum has a class for each part
             ended = not message or len(rollouts[i].texts) == self.turns
-            text = "" if ended else self.text.replace("{message}", message)
-            paid = (score or 0.0) if ended else 0.0
+            text, paid = ("", score or 0.0) if ended else (self.text.replace("{message}", message), 0.0)
             steps[slot] = Step(text, reward=paid, terminated=ended, info={"judgement": judgement})
         return steps

@@ -135,8 +135,7 @@ class IsolatedReward(RewardBase):
                 [results[i]] = self._read(response, [rollouts[i]])
             except CallFailure as failure:
                 results[i] = failure.result
-        in_order = [results[i] for i in range(len(rollouts))]
-        judged = apply_policy(in_order, rollouts, self.__name__, self.options, "drop")
+        judged = apply_policy([results[i] for i in range(len(rollouts))], rollouts, self.__name__, self.options, "drop")
         notes += judged.notes
         if left := self._pool.left_behind - left_before:
             notes.append(f"reward {self.__name__!r} had left {left} processes behind; they were killed")

@@ -27,7 +27,7 @@ from operant.bounds import bounded, check_bounds
 from operant.rollouts.collate import action_rewards
 from operant.sampling import Sampling, reply_text
 from operant.tally import ROUNDING
-from operant.types import OperantError, Rollout, Tokenizer, Total
+from operant.types import OperantError, Rollout, Tokenizer, Total, require
 
 EPS = 1.1920928955078125e-07
 """Machine epsilon of float32, which TRL adds to the standard deviation."""
@@ -238,10 +238,8 @@ def _token(token: int | str | None, tokenizer: Tokenizer | None) -> int:
     if isinstance(token, int):
         return token
     ids = tokenizer.encode(token, add_special_tokens=False)
-    if len(ids) != 1:
-        raise OperantError(
-            f"score.truncate_token={token!r} is {len(ids)} tokens for this tokenizer; give a single token, or its id"
-        )
+    what = f"score.truncate_token={token!r} is {len(ids)} tokens for this tokenizer"
+    require(len(ids) == 1, f"{what}; give a single token, or its id")
     return ids[0]
 
 
@@ -251,8 +249,6 @@ def check_token_scores(rollouts: list[Rollout], scores: Sequence[object] | None,
     of_replies = zip(rollouts, judged, strict=False)
     long = [score for r, score in of_replies if not r.demonstrated and score is not None and r.count > len(r.turns)]
     if long and not any(isinstance(score, (list, tuple)) or getattr(score, "ndim", 0) for score in long):
-        raise OperantError(
-            f"algorithm {name} with advantage.gamma=0 and a reward of one number a reply: only the last token of each "
-            "would learn from it; set advantage.gamma=1 (--advantage.gamma 1), or take a reward that pays each token, "
-            "such as --reward critic:RUN"
-        )
+        given = f"algorithm {name} with advantage.gamma=0 and a reward of one number a reply"
+        why = "only the last token of each would learn from it; set advantage.gamma=1 (--advantage.gamma 1), or take"
+        raise OperantError(f"{given}: {why} a reward that pays each token, such as --reward critic:RUN")

@@ -35,10 +35,8 @@ def reset(env: Env, tasks: Mapping[int, Task]) -> dict[int, Step]:
     """The first step of each slot. Raises: OperantError as `step` does, and for an episode that has already ended."""
     steps = _ask(env, "reset", tasks, tasks)
     if ended := [slot for slot, first in steps.items() if first.terminated or first.truncated]:
-        raise OperantError(
-            f"world {name_of(env)!r}: reset ended {_listed(tasks, ended)} before any reply; an episode begins with "
-            "something to reply to, or with Step(failed='raised')"
-        )
+        begins = "an episode begins with something to reply to, or with Step(failed='raised')"
+        raise OperantError(f"world {name_of(env)!r}: reset ended {_listed(tasks, ended)} before any reply; {begins}")
     return steps
 
 
@@ -64,10 +62,9 @@ def _ask(env: Env, call: str, given: Mapping[int, object], tasks: Mapping[int, T
         raise
     except (Exception, SystemExit) as error:  # a game may call sys.exit
         ends = " (an episode ends by terminated=True)" if "argument 'done'" in str(error) else ""
-        raise OperantError(
-            f"world {name_of(env)!r}: {call} raised {describe_error(error)}{ends} for {_listed(tasks, list(given))}; "
-            "fix the world, or let it answer Step(failed='raised') for the episodes that cannot go on"
-        ) from error
+        what = f"world {name_of(env)!r}: {call} raised {describe_error(error)}{ends} for {_listed(tasks, list(given))}"
+        fix = "fix the world, or let it answer Step(failed='raised') for the episodes that cannot go on"
+        raise OperantError(f"{what}; {fix}") from error
     found = checked(f"world {name_of(env)!r}: {call}", steps, tasks, list(given))
     if any(step.at is not None for step in found.values()) and not with_defaults(env, EnvBase).branches:
         raise OperantError(f"world {name_of(env)!r} goes on from an earlier turn: it must have branches = True")
@@ -85,10 +82,8 @@ def checked(called: str, steps: object, tasks: Mapping[int, Task], slots: list[i
     if missing or foreign:
         wrong = [f"it has not answered for {_listed(tasks, missing)}"] if missing else []
         wrong += [f"it answered for slots {shown(foreign)}, which it was not asked about"] if foreign else []
-        raise OperantError(
-            f"{called} was called with slots {shown(slots)}, and {' and '.join(wrong)}; it must return "
-            "one Step for every slot that it is called with, and for no other"
-        )
+        rule = "it must return one Step for every slot that it is called with, and for no other"
+        raise OperantError(f"{called} was called with slots {shown(slots)}, and {' and '.join(wrong)}; {rule}")
     for slot in slots:
         if (why := fault(steps[slot])) is not None:
             raise OperantError(f"{called} answered for {_listed(tasks, [slot])} with {why}")
@@ -182,10 +177,8 @@ def _instead(name: str, *given: int, **named: object) -> object:
     while caller.f_globals is vars(os) and caller.f_back:  # os.execl calls os.execv
         caller = caller.f_back
     file, values = Path(caller.f_code.co_filename).name, ", ".join(map(str, given))
-    raise OperantError(
-        f"{own[0]} called os.{name}({values}) ({file}, line {caller.f_lineno}), which ends the process and "
-        f"the run with it; {own[1]}"
-    )
+    called = f"os.{name}({values}) ({file}, line {caller.f_lineno})"
+    raise OperantError(f"{own[0]} called {called}, which ends the process and the run with it; {own[1]}")
 
 
 def _ends(target: int = 1, number: int = 0) -> bool:

@@ -84,10 +84,8 @@ def drawn_with(rollouts: Sequence[Rollout], usual: Sampling) -> Sampling:
     ways = {(sampling.distribution, sampling.terminator if chose else None): sampling for sampling in found}
     if len(ways) > 1:
         one, other, *_ = ways.values()
-        raise OperantError(
-            f"these replies were sampled in {len(ways)} ways, as {one} and as {other}: one step scores all of them in "
-            "one way; use a step for each"
-        )
+        why = "one step scores all of them in one way; use a step for each"
+        raise OperantError(f"these replies were sampled in {len(ways)} ways, as {one} and as {other}: {why}")
     return max(found, key=lambda sampling: sampling.max_tokens)
 
 
@@ -131,8 +129,6 @@ def warned(sampling: Sampling) -> None:
 def warn_of_unscored(unscored: Mapping[str, object]) -> None:
     """Warn that these generation arguments cannot be reproduced in scoring."""
     named = ", ".join(f"{k}={v!r}" for k, v in unscored.items())
-    warnings.warn(
-        f"replies sampled with {named} are scored as pure sampling, as the tokens that could be drawn are unknown: "
-        "ratios and KL are biased; generate with Learner.generate, or without these arguments",
-        stacklevel=3,
-    )
+    why = "as the tokens that could be drawn are unknown: ratios and KL are biased"
+    how = "generate with Learner.generate, or without these arguments"
+    warnings.warn(f"replies sampled with {named} are scored as pure sampling, {why}; {how}", stacklevel=3)

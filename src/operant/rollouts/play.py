@@ -116,10 +116,9 @@ class Episode:
         self.options = self._encoded(first)
         self.query = self.tokenizer.decode(self.prompt, skip_special_tokens=True) if self.tokenizer else ""
         if first.text and not fits(len(self.prompt), longest := self._longest(self.options)):
-            raise OperantError(
-                f"the first prompt of task {self.task.id!r} has {len(self.prompt)} tokens, and with {longest} of the "
-                "reply does not fit into the model's context: let the world show less, or lower sampling.max_tokens"
-            )
+            what = f"the first prompt of task {self.task.id!r} has {len(self.prompt)} tokens"
+            how = "let the world show less, or lower sampling.max_tokens"
+            raise OperantError(f"{what}, and with {longest} of the reply does not fit into the model's context: {how}")
         return None
 
     def take(self, completion: Completion, text: str, chosen: int | None, options: list[list[int]] | None) -> None:
@@ -265,11 +264,10 @@ def play(
                     continue
                 oldest = max((episodes[slot] for slot in wave), key=lambda episode: len(episode.turns))
                 if len(oldest.turns) >= max_turns:
-                    raise OperantError(
-                        f"{name_of(env)} has not ended task {oldest.task.id!r} after {max_turns} turns: its "
-                        "step must return terminated=True, or truncated=True at a limit of its own; or raise max_turns"
-                    )
-                _generate_replies([episodes[s] for s in wave], engine, tokenizer, sampling, seed, stream, step)
+                    goes_on = f"{name_of(env)} has not ended task {oldest.task.id!r} after {max_turns} turns"
+                    how = "return terminated=True, or truncated=True at a limit of its own; or raise max_turns"
+                    raise OperantError(f"{goes_on}: its step must {how}")
+                _generate_replies([episodes[s] for s in wave], engine, sampling, seed, stream, step)
                 replies, turns = {s: episodes[s].texts[-1] for s in wave}, {s: episodes[s].turns[-1] for s in wave}
                 ask = partial(answers.step, env, replies, tasks_of, turns)
                 asked.append(ask if thread is None else thread.submit(ask).result)
@@ -277,13 +275,7 @@ def play(
 
 
 def _generate_replies(
-    live: list[Episode],
-    engine: Engine,
-    tokenizer: Tokenizer | None,
-    sampling: Sampling,
-    seed: int,
-    stream: str,
-    step: int,
+    live: list[Episode], engine: Engine, sampling: Sampling, seed: int, stream: str, step: int
 ) -> None:
     """Generate a reply for every live episode, or choose one if the environment offers options."""
     keys = {id(e): task_key(seed, stream, step, e.task.id, e.sample, len(e.turns)) for e in live}
@@ -291,7 +283,7 @@ def _generate_replies(
     if free:
         completions = engine.generate([e.prompt for e in free], sampling, [keys[id(e)] for e in free])
         for e, completion in zip(free, completions, strict=True):
-            text = reply_text(tokenizer, e.prompt, completion.action, sampling) if tokenizer else ""
+            text = reply_text(e.tokenizer, e.prompt, completion.action, sampling) if e.tokenizer else ""
             e.take(completion, text, None, None)
     choosing = [e for e in live if e.options is not None]
     if choosing:

@@ -64,10 +64,8 @@ def target(rollout: Rollout) -> str:
     answer = known.get("answer") if isinstance(known, Mapping) else known
     if answer is None:
         what = "target" if known is None else "answer in its target"
-        raise OperantError(
-            f"teacher.hint=target: task {rollout.task.id!r} has no {what} to tell the teacher; give the tasks one, or "
-            "name another hint: feedback, answer, sibling, or module:function"
-        )
+        give = "give the tasks one, or name another hint: feedback, answer, sibling, or module:function"
+        raise OperantError(f"teacher.hint=target: task {rollout.task.id!r} has no {what} to tell the teacher; {give}")
     return str(answer)
 
 
@@ -149,10 +147,9 @@ def _with_hint(rollout: Rollout, tokenizer: Tokenizer | None, hint: object, temp
     each = isinstance(hint, (list, tuple)) and not all(isinstance(token, int) for token in hint)
     hints = list(hint) if each else [hint] * len(rollout.turns)
     if len(hints) != len(rollout.turns) or not all(isinstance(one, (str, list, type(None))) for one in hints):
-        raise OperantError(
-            f"teacher.hint gave {shown(hint)} for task {rollout.task.id!r} of {len(rollout.turns)} turns: give a text "
-            "or token ids for all of them, or a list with one of these for each"
-        )
+        what = f"teacher.hint gave {shown(hint)} for task {rollout.task.id!r} of {len(rollout.turns)} turns"
+        how = "give a text or token ids for all of them, or a list with one of these for each"
+        raise OperantError(f"{what}: {how}")
     opened = set[int]()
 
     def prompt_of(index: int, turn: Turn) -> list[int]:
@@ -169,11 +166,9 @@ def _with_hint(rollout: Rollout, tokenizer: Tokenizer | None, hint: object, temp
 
     made = with_prompts(rollout, prompt_of)
     if each and (late := [i for i, turn in enumerate(rollout.turns) if turn.trained and i not in opened and hints[i]]):
-        raise OperantError(
-            f"teacher.hint gave a hint for turn {late[0] + 1} of task {rollout.task.id!r}, whose prompt goes on from "
-            "the turn before it: that one would have to know it too; use a world with fresh prompts (Step.fresh), or "
-            "one hint for the whole episode"
-        )
+        where = f"turn {late[0] + 1} of task {rollout.task.id!r}, whose prompt goes on from the turn before it"
+        how = "use a world with fresh prompts (Step.fresh), or one hint for the whole episode"
+        raise OperantError(f"teacher.hint gave a hint for {where}: that one would have to know it too; {how}")
     return made
 
 
@@ -198,9 +193,8 @@ class ConditionOptions:
 
     def __post_init__(self) -> None:
         if not callable(self.template) and any(str(self.template).count(p) != 1 for p in ("{return}", "{prompt}")):
-            raise OperantError(
-                f"condition.template={shown(self.template)}: it must contain {{return}} and {{prompt}}, once each"
-            )
+            rule = "it must contain {return} and {prompt}, once each"
+            raise OperantError(f"condition.template={shown(self.template)}: {rule}")
         check_bounds(self, "condition")
 
     def put(self, tokenizer: Tokenizer | None, task: Task, prompt: list[int], value: float) -> list[int]:
@@ -264,11 +258,9 @@ def with_returns(
     made = []
     for rollout, reached in zip(rollouts, returns, strict=True):
 
-        def prompt_of(
-            index: int, turn: Turn, task: Task = rollout.task, reached: Sequence[float] = reached
-        ) -> list[int]:
+        def prompt_of(index: int, turn: Turn, task: Task = rollout.task, left: Sequence[float] = reached) -> list[int]:
             own = turn.prompt if turn.unconditioned is None else turn.unconditioned
-            return options.put(tokenizer, task, own, reached[index])
+            return options.put(tokenizer, task, own, left[index])
 
         made.append(with_prompts(rollout, prompt_of))
     return made

@@ -109,21 +109,17 @@ class Ahead:
         own = EngineParts.of(learner.engine).own_weights
         for what, kind, thing in (("world", "env", learner.env), ("engine", "engine", learner.engine)):
             if any(stateful_parts(kind, thing)):
-                raise OperantError(
-                    f"rollouts_ahead={n} with the {what} {type(thing).__name__}, which has a state (state_dict): a "
-                    f"resumed run plays the steps ahead again, and the state has moved on; use rollouts_ahead=0, "
-                    f"or a {what} without a state"
-                )
+                which = f"the {what} {type(thing).__name__}, which has a state (state_dict)"
+                why = "a resumed run plays the steps ahead again, and the state has moved on; use rollouts_ahead=0"
+                raise OperantError(f"rollouts_ahead={n} with {which}: {why}, or a {what} without a state")
         if EngineParts.of(learner.engine).own_numbers and distributed.world() > 1:
-            raise OperantError(
-                f"rollouts_ahead={n} on several ranks with the engine {type(learner.engine).__name__}: they share a "
-                "server, whose weights change for all of them at once; use engine=ray, or rollouts_ahead=0"
-            )
+            where = f"on several ranks with the engine {type(learner.engine).__name__}"
+            why = "they share a server, whose weights change for all of them at once"
+            raise OperantError(f"rollouts_ahead={n} {where}: {why}; use engine=ray, or rollouts_ahead=0")
         if not own and policy.rounds and policy.device.type == "cpu":
-            raise OperantError(
-                f"rollouts_ahead={n} with model.precision=bfloat16 on a CPU: training switches the kernels of "
-                "attention, also for the thread that generates; use engine=ray, float32 or a GPU"
-            )
+            where = "with model.precision=bfloat16 on a CPU"
+            why = "training switches the kernels of attention, also for the thread that generates"
+            raise OperantError(f"rollouts_ahead={n} {where}: {why}; use engine=ray, float32 or a GPU")
         threads = torch.get_num_threads()
         self.thread = ThreadPoolExecutor(1, "ahead", torch.set_num_threads, (threads,))
         # The number of threads is one setting of the process, so it must not follow the size of each call.

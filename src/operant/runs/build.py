@@ -40,9 +40,7 @@ from operant.types import Engine, EngineParts, EnvBase, OperantError, Rollout, T
 def reward_and_world(config: Config, closing: ExitStack, journal: Journal | None) -> tuple[Any, Any, list[Any]]:
     """The reward, the world, and all rewards that judge, also in the world. The arguments are those of `build`."""
     train, own = config.train, {kind: config.parts.get(kind, {}) for kind in ("reward", "env")}
-    reward = None
-    if train.reward is not None:
-        reward = under(rewards.resolve(train.reward, own["reward"]), config.isolation)
+    reward = None if train.reward is None else under(rewards.resolve(train.reward, own["reward"]), config.isolation)
     env = None if train.env is None else named_parts.make("env", train.env, own["env"])
     if (of_run := with_defaults(env, EnvBase).under) is not None:
         env = of_run(config.isolation)
@@ -80,8 +78,7 @@ def build(
     forms = find(train.algorithm).rows | {"form": named_parts.form(train.form, own["form"])}
     metrics = resolve(config.evaluation.metrics, train.policy if isinstance(train.policy, str) else None)
     _check_first_rows(config, (source, evaluated), (reward, env, judges), metrics, forms, tokenizer)
-    if reward is not None:
-        rewards.check_lengths(reward, sampling.max_tokens)
+    rewards.check_lengths(reward, sampling.max_tokens)
     for judge in judges:
         rewards.check(judge)
     for metric in metrics:
@@ -102,11 +99,9 @@ def build(
         task = next(iter(load_tasks(source, None, _rows(config), **forms)))
         if not all(isinstance(token, int) for token in task.prompt):
             name = shown(str(train.policy)) if isinstance(train.policy, (str, Path)) else type(train.policy).__name__
-            raise OperantError(
-                f"policy {name} has no tokenizer, and the tasks are texts: save the tokenizer into the model's folder "
-                "(AutoTokenizer.from_pretrained(ORIGINAL).save_pretrained(FOLDER)), pass tokenizer= from Python, or "
-                "give tasks of token ids"
-            )
+            into = "into the model's folder (AutoTokenizer.from_pretrained(ORIGINAL).save_pretrained(FOLDER))"
+            how = f"save the tokenizer {into}, pass tokenizer= from Python, or give tasks of token ids"
+            raise OperantError(f"policy {name} has no tokenizer, and the tasks are texts: {how}")
     tasks, held_out, of_rows = read_tasks(config, source, evaluated, policy.tokenizer, bounds, recorded)
     if env is None:
         check_chat(config, [*tasks, *held_out], policy.tokenizer)
@@ -121,8 +116,7 @@ def build(
         rewards.prepare(judge, held_out, alone=True)
         rewards.read_held_out(judge, held_out)
         tasks = rewards.prepare(judge, tasks)
-    if reward is not None:
-        rewards.read_with(reward, policy.tokenizer)
+    rewards.read_with(reward, policy.tokenizer)
     demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if forms["with_replies"] else None
     judging = (rewards.held_out(reward), config.evaluation, demonstrations, metrics)
     evaluator = Evaluator(learner, held_out, *judging) if held_out else None
@@ -153,8 +147,7 @@ def _check_first_rows(
 
     sources: the tasks, and the held-out ones. judged_by: the reward, the world, and all that judges.
     """
-    (source, evaluated), (reward, env, judges) = sources, judged_by
-    part = share(config.train.evaluate)
+    (source, evaluated), (reward, env, judges), part = sources, judged_by, share(config.train.evaluate)
     for rows, measured in ((source, []), (evaluated, metrics)):
         kinds = (str, Path, list, tuple) if measured or reward or config.train.form else (str, Path)
         if isinstance(rows, kinds):
@@ -188,10 +181,8 @@ def read_tasks(
         notes.extend(left_out(passed, rows))
         texts = passed["texts"] and rows is source and config.train.env is None
         if texts and template_of(tokenizer) and config.data.query_range() is None:
-            notes.append(
-                "the policy has a chat template, and the prompts are no messages: it reads them as they are, without "
-                "it; --data.chat true makes each text the message of a user"
-            )
+            reads = "it reads them as they are, without it; --data.chat true makes each text the message of a user"
+            notes.append(f"the policy has a chat template, and the prompts are no messages: {reads}")
         return tasks
 
     tasks = read(source) if recorded is None else recorded.tasks
@@ -247,18 +238,15 @@ def _recorded(config: Config, learner: Learner) -> RecordedReplies:
     train, found = config.train, _read(config.train.replies, learner, config.train.replies_version)
     name = shown(train.replies)
     if found.unscored and (kind := learner.own.importance) != "none":
-        raise OperantError(
-            f"learner.importance={kind}, and {found.unscored} has a reply without log-probs, which it needs: set "
-            "learner.importance=none, or leave such records out"
-        )
+        how = "set learner.importance=none, or leave such records out"
+        what = f"learner.importance={kind}, and {found.unscored} has a reply without log-probs"
+        raise OperantError(f"{what}, which it needs: {how}")
     if not found.paid and train.reward is None and learner.algorithm.needs.reward:
         raise OperantError(f"{name}: no record has a `reward`; give each one, or pass --reward to judge the replies")
     largest, groups = max(map(len, found.groups.values())), len(found.groups)
     if largest != train.samples:
-        raise OperantError(
-            f"samples={train.samples}: the largest group of {name} has {largest} replies; use samples={largest}, and a "
-            "batch that is a multiple of it"
-        )
+        use = f"use samples={largest}, and a batch that is a multiple of it"
+        raise OperantError(f"samples={train.samples}: the largest group of {name} has {largest} replies; {use}")
     if groups < train.batch // train.samples:
         raise OperantError(f"batch={train.batch}: {name} has {groups} groups; use batch={groups * largest} or less")
     return found

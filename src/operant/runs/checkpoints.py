@@ -16,7 +16,6 @@ from typing import TypedDict
 from operant import distributed
 from operant.models.loading import export
 from operant.runs.config import Config, describe
-from operant.runs.folder import RunFolder
 from operant.runs.parts import PeriodicEvaluation, RunParts
 from operant.storage import atomic_io
 from operant.storage.checkpoint import OPTIMIZER, RunState
@@ -90,16 +89,10 @@ class Checkpoints:
     """Writes and loads the checkpoints of a run, and exports its models. `warn` shows a warning to the user."""
 
     def __init__(
-        self,
-        state: StateOfRun,
-        parts: RunParts,
-        folder: RunFolder,
-        config: Config,
-        evaluation: PeriodicEvaluation,
-        warn: Callable[[str], object],
+        self, state: StateOfRun, config: Config, evaluation: PeriodicEvaluation, warn: Callable[[str], object]
     ):
-        self.state, self.learner, self.folder, self.options = state, parts.learner, folder, config.train
-        self.evaluation, self.warn = evaluation, warn
+        self.state, self.learner, self.folder = state, evaluation.parts.learner, evaluation.folder
+        self.options, self.evaluation, self.warn = config.train, evaluation, warn
         self.best: Best | None = None
         """The model in best/."""
         self._new_best = False
@@ -182,9 +175,8 @@ class Checkpoints:
         """Load a checkpoint into the run; returns its step. Raises: OperantError if it does not fit."""
         learner = self.learner
         step, extra = self.state.load(path, self.folder.log_message, fresh_optimizer=fresh_optimizer)
-        for name, state in (extra.get("small") or {}).items():
-            if name in self.state.parts:
-                self.state.parts[name].load_state_dict(state)
+        small = extra.get("small") or {}
+        restore(self.state, {name: state for name, state in small.items() if name in self.state.parts})
         for name, copied in learner.copies.items() if "small" in extra else ():
             if name != "reference":  # a light checkpoint lacks the others, which follow the policy
                 copied.follow(learner.policy)

@@ -127,12 +127,9 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.batch % self.samples:
-            raise OperantError(
-                f"batch={self.batch} is not a multiple of samples={self.samples}, the replies to a prompt; use "
-                f"batch={-(-self.batch // self.samples) * self.samples}"
-            )
-        prompts = self.batch // self.samples
+        prompts, rest = divmod(self.batch, self.samples)
+        use = f"the replies to a prompt; use batch={(prompts + 1) * self.samples}"
+        require(not rest, f"batch={self.batch} is not a multiple of samples={self.samples}, {use}")
         few = f"a step has only {prompts} prompts; use at most {prompts}"
         require(self.reward_chunks <= prompts, f"reward_chunks={self.reward_chunks}: {few}")
 
@@ -360,14 +357,12 @@ def _check_replies(train: TrainOptions, data: DataOptions) -> None:
 def _check_together(config: Config) -> None:
     train, algorithm = config.train, find(config.train.algorithm)
     if config.evaluation.metrics and not train.evaluates:
-        raise OperantError(
-            f"evaluation.metrics={shown(config.evaluation.metrics)} without held-out tasks: set evaluate, as in "
-            "--evaluate held-out.jsonl, or --evaluate 10% for a share of the tasks; or leave it out"
-        )
+        given = f"evaluation.metrics={shown(config.evaluation.metrics)}"
+        how = "as in --evaluate held-out.jsonl, or --evaluate 10% for a share of the tasks; or leave it out"
+        raise OperantError(f"{given} without held-out tasks: set evaluate, {how}")
     if share(train.evaluate) is not None and train.tasks is None:
-        raise OperantError(
-            f"evaluate={shown(train.evaluate)}: the tasks are the world's own, which keeps some for tests; leave it out"
-        )
+        why = "the tasks are the world's own, which keeps some for tests; leave it out"
+        raise OperantError(f"evaluate={shown(train.evaluate)}: {why}")
     if train.tasks is None and train.replies is None and not named_parts.has_games(train.env):
         more = ", or give the world games(split), a list of its own for the split (docs/worlds.md)" if train.env else ""
         raise OperantError(f"tasks is missing: pass --tasks prompts.txt, or --tasks builtin:openings/train{more}")
@@ -376,17 +371,14 @@ def _check_together(config: Config) -> None:
         raise OperantError(f"form={shown(train.form)} with algorithm={train.algorithm}: {why}; leave it out")
     config.data.check_beside(train.form)
     sampling, beams = config.learner["sampling"], config.evaluation.beams
-    for name, given in (("engine", train.engine), *((n, getattr(sampling, n)) for n in ("stop_strings", "guidance"))):
-        if beams > 1 and given:
-            full = name if name == "engine" else f"sampling.{name}"
-            raise OperantError(f"evaluation.beams={beams} with {full}={shown(given)}: beam search cannot use it")
+    drawing = {"engine": train.engine} | {f"sampling.{n}": getattr(sampling, n) for n in ("stop_strings", "guidance")}
+    if beams > 1 and (name := next((name for name, given in drawing.items() if given), None)):
+        raise OperantError(f"evaluation.beams={beams} with {name}={shown(drawing[name])}: beam search cannot use it")
     if isinstance(train.trackers, Mapping):
         tracker_options(train.trackers)
     if train.reward is not None and algorithm.needs.policy:
-        raise OperantError(
-            f"reward={shown(train.reward)} with algorithm={train.algorithm}: it generates no replies that could be "
-            "scored; leave it out"
-        )
+        why = "it generates no replies that could be scored; leave it out"
+        raise OperantError(f"reward={shown(train.reward)} with algorithm={train.algorithm}: {why}")
     if train.reward_chunks > 1 and algorithm.source == "data":
         raise OperantError(f"reward_chunks={train.reward_chunks}: {train.algorithm} generates nothing; leave it out")
     if train.env is not None and algorithm.source == "data":
@@ -399,35 +391,29 @@ def _check_together(config: Config) -> None:
             raise OperantError(select.unscored_selection(selects, train.algorithm))
         require(pays, "reward is missing: pass --reward, as in --reward letters:e or --reward my_file.py:function")
     if algorithm.source != "data" and train.samples < algorithm.needs.samples:
-        raise OperantError(
-            f"samples={train.samples} with algorithm={train.algorithm}: it compares the replies to one prompt, so "
-            f"every advantage would be 0; use samples={algorithm.needs.samples} or more"
-        )
+        why = "it compares the replies to one prompt, so every advantage would be 0"
+        use = f"use samples={algorithm.needs.samples} or more"
+        raise OperantError(f"samples={train.samples} with algorithm={train.algorithm}: {why}; {use}")
     if (k := config.learner["advantage"].get("k") or 0) > train.samples:
         raise OperantError(f"advantage.k={k} with samples={train.samples}: it is the best of so many; raise samples")
     kind, number = ("", 0.0) if selects is None else select.parse(selects)
     of_replies = config.learner["learner"].select_unit == "episode"
     if kind == "count" and of_replies and number > train.batch:
-        raise OperantError(
-            f"learner.select={selects} with batch={train.batch}: a step has fewer replies; at most top:{train.batch}"
-        )
+        few = f"a step has fewer replies; at most top:{train.batch}"
+        raise OperantError(f"learner.select={selects} with batch={train.batch}: {few}")
     if kind == "group" and of_replies and number >= train.samples:
-        raise OperantError(
-            f"learner.select={selects} with samples={train.samples}: all replies to a prompt would stay; raise "
-            "samples, or select fewer"
-        )
+        why = "all replies to a prompt would stay; raise samples, or select fewer"
+        raise OperantError(f"learner.select={selects} with samples={train.samples}: {why}")
     supervised, defaults = ("reply_field", "loss_on", "max_length"), options.defaults(DataOptions)
     changed = [f"data.{name}" for name in supervised if getattr(config.data, name) != defaults[name]]
     if algorithm.source == "play" and changed:
-        raise OperantError(
-            f"{changed[0]}: algorithm {train.algorithm} learns from replies that the policy generates; leave it out"
-        )
+        why = "learns from replies that the policy generates; leave it out"
+        raise OperantError(f"{changed[0]}: algorithm {train.algorithm} {why}")
     if algorithm.source == "data" and train.samples > 1:
         raise OperantError(f"samples={train.samples} with algorithm={train.algorithm}: it has demonstrations; use 1")
     if "reference" not in algorithm.copies and train.reference not in ("copy", None):
-        raise OperantError(
-            f"reference={shown(train.reference)}: algorithm {train.algorithm} has no reference; leave it out"
-        )
+        given = shown(train.reference)
+        raise OperantError(f"reference={given}: algorithm {train.algorithm} has no reference; leave it out")
 
 
 def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:

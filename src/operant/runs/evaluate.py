@@ -174,10 +174,8 @@ class Evaluation:
         plain = {"mean": mean, "kl": self.kl, "samples": self.samples, "replies": replies}
         plain |= {"metrics": self.chosen()} if self.chosen() else {}
         plain |= {"labelled": self.labelled} if self.labelled else {}
-        if self.losses:
-            plain |= {"loss": self.loss, "bits_per_byte": self.bits_per_byte}
-            plain["given"] = [asdict(loss) for loss in self.losses]
-        return plain
+        given = {"loss": self.loss, "bits_per_byte": self.bits_per_byte, "given": [asdict(one) for one in self.losses]}
+        return plain | given if self.losses else plain
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Evaluation":
@@ -186,13 +184,12 @@ class Evaluation:
         for r in plain["replies"]:
             info = {"game": r["game"]} if "game" in r else {}
             rollouts.append(Rollout(Task(r["task"], r["query"]), 0, [], [r["reply"]], info=info, query=r["query"]))
-        losses = tuple(ReplyLoss(**loss) for loss in plain.get("given", ()))
+        losses, labelled = tuple(ReplyLoss(**loss) for loss in plain.get("given", ())), plain.get("labelled", 0)
         remarks = [Remark(tuple(r["outcomes"]), r["message"]) for r in plain["replies"] if "outcomes" in r]
         each = [r.get("metrics", {}) for r in plain["replies"]]
         of_replies = {name: [values[name] for values in each] for name in (each[0] if each else ())}
         of_all = {name: x for name, x in plain.get("metrics", {}).items() if name not in of_replies}
         scores, measured = [r["score"] for r in plain["replies"]], Measured(of_replies, of_all)
-        labelled = plain.get("labelled", 0)
         return cls(rollouts, scores, plain["kl"], plain.get("samples", 1), losses, remarks, measured, labelled)
 
 

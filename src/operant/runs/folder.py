@@ -129,8 +129,7 @@ class RunFolder:
     def open(cls, path: str | Path) -> "RunFolder":
         """Open the folder of an earlier run to resume it. Next, `resume.cut_after` takes the step of the checkpoint."""
         path = Path(path)
-        config = read_config(path)
-        folder = cls(path, config)
+        folder = cls(path, read_config(path))
         folder.going_on = False
         for file in (folder.metrics_path, folder.distributions_path, folder.log_path):
             if file.is_symlink():  # in an untrusted folder, it may lead to any file of this user
@@ -259,8 +258,7 @@ def is_export(folder: Path) -> bool:
 
 def read_config(path: str | Path) -> dict[str, Any]:
     """The configuration of a run folder. Raises: OperantError, with the runs nearby, if there is none."""
-    path = Path(path)
-    file = path / "config.yaml"
+    file = (path := Path(path)) / "config.yaml"
     if not file.is_file():
         within = next((above for above in path.absolute().parents[:3] if (above / "config.yaml").is_file()), None)
         hint = f"it lies in the run folder {within}: give that" if within else runs_near(path)
@@ -271,8 +269,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 def runs_near(path: Path) -> str:
     """The runs beside a path that is no run folder, or else those in runs/, as a part of a sentence: the newest ten."""
     for place in (path.parent, Path("runs")):
-        found = sorted(place.glob("*/config.yaml"), key=lambda file: -file.stat().st_mtime)
-        if found:
+        if found := sorted(place.glob("*/config.yaml"), key=lambda file: -file.stat().st_mtime):
             more = f" and {len(found) - 10} more" if len(found) > 10 else ""
             return f"runs in {place}: {', '.join(file.parent.name for file in found[:10])}{more}"
     return f"there is no run in {path.parent}"

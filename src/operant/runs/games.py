@@ -114,11 +114,9 @@ def simple_player(name: str) -> Callable[[], Player] | None:
     if ":" in name and names_object(name, PLAYERS):
         return partial(OwnPlayer, name, PLAYERS.find(name))
     if "/" not in name and ":" not in name and not Path(name).exists():
-        hint = nearest(name[:100], ["human", *player_names()]) or "."
-        names = ", ".join(["human", *player_names()])
-        raise OperantError(
-            f"player {shown(name)} is unknown{hint} Players: {names}, module:class, or the folder of a run or model"
-        )
+        known = ["human", *player_names()]
+        players = f"{', '.join(known)}, module:class, or the folder of a run or model"
+        raise OperantError(f"player {shown(name)} is unknown{nearest(name[:100], known) or '.'} Players: {players}")
     return None
 
 
@@ -145,10 +143,8 @@ def game_world(name: str, options: Mapping[str, object], run: Mapping[str, objec
     if not isinstance(world, TextGames):
         known = ((other, ENVS.find(other)) for other in ENVS.built_in)
         others = ", ".join(other for other, made in known if isinstance(made, type) and issubclass(made, TextGames))
-        raise OperantError(
-            f"{what} has no text games to play; worlds that have: {others}. Any other is played by a person, with "
-            "--tasks FILE where it has none of its own"
-        )
+        more = "Any other is played by a person, with --tasks FILE where it has none of its own"
+        raise OperantError(f"{what} has no text games to play; worlds that have: {others}. {more}")
     return world
 
 

@@ -104,9 +104,9 @@ def drawn(
     attempts.first = first
     world = SingleTurn() if env is None else for_evaluation(env)
     tell_room(world, policy, sampling)
-    how = {"env": world, "engine": engine, "tokenizer": policy.tokenizer, "sampling": sampling, "seed": seed}
-    how |= {"opening": opening}
-    rollouts = play([task for task in tasks for _ in range(samples)], **how, stream=stream, attempts=attempts)
+    how = {"env": world, "engine": engine, "sampling": sampling, "seed": seed, "stream": stream, "opening": opening}
+    sampled = [task for task in tasks for _ in range(samples)]
+    rollouts = play(sampled, tokenizer=policy.tokenizer, attempts=attempts, **how)
     replies = scored(rollouts, scorers, sampling, policy.tokenizer)
     return [replies[i : i + samples] for i in range(0, len(replies), samples)]
 
@@ -116,10 +116,8 @@ def scored(
 ) -> list[JudgedReply]:
     """The reply of each rollout with its scores. Raises: OperantError of a reward."""
     scores = {one.name: one(rollouts, sampling, tokenizer) for one in scorers}
-    return [
-        JudgedReply(rollout.reply, len(rollout.ids), {name: found[i] for name, found in scores.items()})
-        for i, rollout in enumerate(rollouts)
-    ]
+    each = ({name: found[i] for name, found in scores.items()} for i in range(len(rollouts)))
+    return [JudgedReply(r.reply, len(r.ids), own) for r, own in zip(rollouts, each, strict=True)]
 
 
 def best_of(replies: Sequence[JudgedReply], n: int, name: str) -> list[JudgedReply]:
@@ -129,8 +127,7 @@ def best_of(replies: Sequence[JudgedReply], n: int, name: str) -> list[JudgedRep
     """
 
     def value(reply: JudgedReply) -> float:
-        score = reply.scores[name]
-        return float("-inf") if score is None else score
+        return float("-inf") if (score := reply.scores[name]) is None else score
 
     return [max(replies[i : i + n], key=value) for i in range(0, len(replies), n)]
 
@@ -154,10 +151,8 @@ class Kept:
         begun, *lines = atomic_io.records(self.path) or [wanted]
         if lines and begun != wanted:  # without a line, nothing is lost
             changed = next(name for name in begun | wanted if begun.get(name) != wanted.get(name))
-            raise OperantError(
-                f"{self.path} keeps the replies of an interrupted command with another {changed} "
-                f"({shown(begun.get(changed))}): give that command again, or delete this file"
-            )
+            what = f"the replies of an interrupted command with another {changed} ({shown(begun.get(changed))})"
+            raise OperantError(f"{self.path} keeps {what}: give that command again, or delete this file")
         for line in lines:
             self.done[line["source"], line["task"]] = [made(**reply) for reply in line["replies"]]
         # Written anew, so that a line that was cut off by a kill is not continued.
@@ -196,10 +191,8 @@ class Kept:
         if self.out.suffix != ".parquet":
             atomic_io.write_rows(self.out, rows)
         elif len({type(row["prompt"]) for row in rows}) > 1:
-            raise OperantError(
-                f"--out {self.out}: some prompts are texts and some messages, which one column of Parquet cannot "
-                "hold: write .jsonl, or give --chat true"
-            )
+            why = "some prompts are texts and some messages, which one column of Parquet cannot hold"
+            raise OperantError(f"--out {self.out}: {why}: write .jsonl, or give --chat true")
         else:
             atomic_io.write(self.out, as_parquet(rows))
         with atomic_io.explained(self.path):

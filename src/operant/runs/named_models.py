@@ -66,10 +66,8 @@ def check(name: str) -> None:
     elif (folder / "config.yaml").exists() and not (folder / "export").exists():
         steps = checkpoint_steps(folder)
         checkpoint = f", or name a checkpoint: {folder}@{steps[-1]}" if steps else ""
-        raise OperantError(
-            f"{folder} has no exported model yet: wait for the run to end, or resume it: "
-            f"operant train --resume {folder}{checkpoint}"
-        )
+        how = f"wait for the run to end, or resume it: operant train --resume {folder}{checkpoint}"
+        raise OperantError(f"{folder} has no exported model yet: {how}")
     elif not (folder / "export").exists():
         try:
             find_model(name)
@@ -155,10 +153,8 @@ def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: An
     group, _, last = option.rpartition(".")
     name, copy = str((config[group] if group else config)[last]), folder / START / MODELS[option]
     if name.startswith("<"):
-        raise OperantError(
-            f"{folder} was started from Python with {option}={name}, which no file holds: save that model and name its "
-            "folder, as in ./my-model"
-        )
+        remedy = "save that model and name its folder, as in ./my-model"
+        raise OperantError(f"{folder} was started from Python with {option}={name}, which no file holds: {remedy}")
     if option == "policy":
         kinds = {"soft_prompt": SoftPromptOptions, "output_mlp": OutputMlpOptions}
         own = compose(kinds, {kind: config.get(kind) or {} for kind in kinds})
@@ -205,12 +201,8 @@ def _named(config: Config) -> dict[str, str | Path]:
 
 def _with(config: Config, names: Mapping[str, object]) -> Config:
     """The configuration with other names of models, by option."""
-    train = config.train
-    learner: dict[str, Any] = {**config.learner}
+    groups: dict[str, Any] = {"": config.train, **config.learner}
     for option, model in names.items():
         group, _, name = option.rpartition(".")
-        if group:
-            learner[group] = replace(learner[group], **{name: model})
-        else:
-            train = replace(train, **{name: model})
-    return replace(config, train=train, learner=learner)
+        groups[group] = replace(groups[group], **{name: model})
+    return replace(config, train=groups.pop(""), learner=groups)

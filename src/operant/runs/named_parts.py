@@ -132,11 +132,8 @@ def stored_options(kind: str, config: Mapping[str, object]) -> dict[str, object]
 def replaced(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, list[str]]:
     """The options in `below` of the parts that `above` replaces by others, by kind. A part in another process, such as
     `workers:rooms` for `rooms`, is no other part: it has the same options."""
-
-    def same(kind: str) -> bool:
-        return without_form(above[kind]) == without_form(below.get(kind))
-
-    others = [kind for kind in KINDS if above.get(kind) is not None and not same(kind)]
+    given = [kind for kind in KINDS if above.get(kind) is not None]
+    others = [kind for kind in given if without_form(above[kind]) != without_form(below.get(kind))]
     return {kind: options for kind in others if (options := options_of(below, kind))}
 
 
@@ -174,10 +171,8 @@ def make(kind: str, value: object, options: Mapping[str, object], *given: object
         with of_user(f"{what} {shown(value)} cannot be made: "):
             part = factory.make(*given, **options)
     if missing := [name for name in KINDS[kind].members if not callable(getattr(part, name, None))]:
-        raise OperantError(
-            f"{what} {shown(value)} is a {type(part).__name__} without {' and '.join(missing)}: "
-            f"it needs the methods {', '.join(KINDS[kind].members)} (docs/extending.md)"
-        )
+        needs = f"it needs the methods {', '.join(KINDS[kind].members)} (docs/extending.md)"
+        raise OperantError(f"{what} {shown(value)} is a {type(part).__name__} without {' and '.join(missing)}: {needs}")
     return part
 
 

@@ -88,10 +88,8 @@ def tell(config: Config, parts: RunParts, folder: RunFolder, trackers: Trackers,
     several = several and machine.worth(learner.budget.tokens, machine.largest(learner.policy.model)) > 1
     several = several and not in_halves(learner.policy.model, learner.budget.tokens)
     if several and learner.policy.device.type == "cpu" and (crowd := machine.crowded()):
-        notes.append(
-            f"{crowd}; --threads 1 (in Python threads=1) is likely faster here, and changes the last bits of a run "
-            "(docs/fast.md)"
-        )
+        one = "--threads 1 (in Python threads=1) is likely faster here, and changes the last bits of a run"
+        notes.append(f"{crowd}; {one} (docs/fast.md)")
     for note in notes if resumed else (*notes, *left_out(config, parts)):
         folder.log_message(note)
         trackers.note(note)
@@ -122,23 +120,17 @@ def unknown_prompts(parts: RunParts) -> list[str]:
         return []
     prompts = [task.prompt for task in parts.tasks if task.prompt and isinstance(task.prompt[0], int)]
     blank = sum(unknown in prompt and all(token in special for token in prompt) for prompt in prompts)
-    if not blank:
-        return []
-    return [
-        f"prompts of unknown tokens alone ({tokenizer.unk_token}): {blank} of {len(prompts)}; the policy reads nothing "
-        "of them. Is this the model's own tokenizer, and were these the words that it was made of?"
-    ]
+    what = f"prompts of unknown tokens alone ({tokenizer.unk_token}): {blank} of {len(prompts)}"
+    ask = "Is this the model's own tokenizer, and were these the words that it was made of?"
+    return [f"{what}; the policy reads nothing of them. {ask}"] if blank else []
 
 
 def left_out(config: Config, parts: RunParts) -> list[str]:
     """Sentences on rows, and on options of recipe and preset, that do not apply with the algorithm or the world."""
     notes, train = list[str](), config.train
     if parts.left_out:
-        count = parts.left_out + len(parts.tasks)
-        notes.append(
-            f"{parts.left_out} of {count} rows are left out: their labels teach {train.algorithm} nothing, as equal "
-            "labels, or a single reply, are no pair"
-        )
+        why = f"their labels teach {train.algorithm} nothing, as equal labels, or a single reply, are no pair"
+        notes.append(f"{parts.left_out} of {parts.left_out + len(parts.tasks)} rows are left out: {why}")
     for source, names in config.left_out.items():
         kind = source.rpartition(", ")[2]
         kind = kind if kind in named_parts.KINDS else "algorithm"

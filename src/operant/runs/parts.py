@@ -238,8 +238,7 @@ class PeriodicEvaluation:
 
     def state_dict(self) -> dict[str, object]:
         """The evaluation before training, as plain data."""
-        before = self.before.as_plain() if self.before is not None else None
-        return {"before": before, "probed": self.probed, "started": self.started}
+        return {"before": self.before and self.before.as_plain(), "probed": self.probed, "started": self.started}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; further keys are ignored."""

@@ -23,17 +23,14 @@ def check_ranks(config: Config, out: Path, resume: bool) -> None:
     train, ranks = config.train, distributed.world()
     prompts, have, error = train.batch // train.samples, machine.size_gb(), None
     if (need := train.batch // ranks * 1900 / 1e9) > have:  # bytes of a reply, measured with tracemalloc
-        error = OperantError(
-            f"batch={train.batch}: even replies of one token would take {need:,.0f} GB of memory, and this "
-            f"machine has {have:,.0f}; 64 to 1,024 are usual, and `operant doctor --plan` estimates what fits"
-        )
+        takes = f"even replies of one token would take {need:,.0f} GB of memory, and this machine has {have:,.0f}"
+        usual = "64 to 1,024 are usual, and `operant doctor --plan` estimates what fits"
+        error = OperantError(f"batch={train.batch}: {takes}; {usual}")
     if prompts < ranks:
         error = OperantError(f"{prompts} prompts a step for {ranks} ranks: each needs one; raise batch")
     if train.partial_rollout_tokens and ranks > 1:
-        error = OperantError(
-            f"partial_rollout_tokens={train.partial_rollout_tokens} with {ranks} ranks: their steps would end "
-            "unequally; use engine=ray"
-        )
+        why = "their steps would end unequally; use engine=ray"
+        error = OperantError(f"partial_rollout_tokens={train.partial_rollout_tokens} with {ranks} ranks: {why}")
     distributed.agree(error)
 
 
@@ -52,9 +49,7 @@ def threads(config: Config, path: Path | None, log_message: Callable[[str], None
     if isinstance(began, int) and began >= 1 and began != here:
         count, wanted = began, os.environ.get("OMP_NUM_THREADS")
         instead = f"not with OMP_NUM_THREADS={wanted}" if wanted not in (None, str(began)) else f"not with {here}"
-        log_message(
-            f"torch computes with {began} threads as when the run began and {instead}: "
-            "another number would change the last bits of the results"
-        )
+        why = "another number would change the last bits of the results"
+        log_message(f"torch computes with {began} threads as when the run began and {instead}: {why}")
     with machine.threads(count):
         yield

@@ -52,10 +52,8 @@ def replay(path: str | Path, *, policy: object = None, reference: object = None,
     for what in ("policy", "reference", *objects_among(about["options"], about["algorithm"])):
         if what not in options and is_object(named[what]):
             how = f"**{{{what!r}: ...}}" if "." in what else f"{what}=..."
-            raise OperantError(
-                f"the {what} of {path} was a Python object, {named[what]}: "
-                f"operant.runs.replay.replay({str(path)!r}, {how}) takes what the run had at its start"
-            )
+            takes = f"operant.runs.replay.replay({str(path)!r}, {how}) takes what the run had at its start"
+            raise OperantError(f"the {what} of {path} was a Python object, {named[what]}: {takes}")
     learner = Learner(named.pop("policy"), algorithm=about["algorithm"], total_steps=about["step"] + 1, **named)
     try:
         PolicyState(learner.policy).load_state_dict(weights)

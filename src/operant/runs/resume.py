@@ -126,10 +126,8 @@ def changes(out: Path, config: Config, *, fresh_optimizer: bool = False) -> list
 
 
 def _refused(change: Change, why: str) -> OperantError:
-    return OperantError(
-        f"{change.name}={change.new!r} with --resume: the run has {change.old!r}, and {why}; "
-        "leave it out, or start a new run"
-    )
+    has = f"the run has {change.old!r}, and {why}; leave it out, or start a new run"
+    return OperantError(f"{change.name}={change.new!r} with --resume: {has}")
 
 
 def by_name(config: Mapping[str, object]) -> dict[str, object]:
@@ -221,10 +219,9 @@ def cut_after(folder: RunFolder, step: int, lengths: Mapping[str, int] | None = 
         missing = sorted(set(range(1, step + 1)) - {record["step"] for record in atomic_io.records(path)})
         if missing and (path.exists() or lengths.get(path.name)):
             named = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
-            lost.append(
-                f"{path} lacks its lines of {len(missing)} of {step} steps ({named}), so charts and findings do "
-                "without them; to have them back, stop, put back a copy of that file and resume again"
-            )
+            lacks = f"{path} lacks its lines of {len(missing)} of {step} steps ({named})"
+            how = "to have them back, stop, put back a copy of that file and resume again"
+            lost.append(f"{lacks}, so charts and findings do without them; {how}")
     for part in (folder.rollouts_path, folder.probes_path, folder.path / "refused"):
         for left in part.glob("step-*"):
             if (atomic_io.step_of(left) or 0) > step:
@@ -242,5 +239,4 @@ def _cut_lines(path: Path, step: int, length: int | None) -> None:
         with atomic_io.explained(path):
             atomic_io.truncate(path, length)
     else:
-        kept = [record for record in atomic_io.records(path) if record["step"] <= step]
-        atomic_io.write(path, "".join(map(as_line, kept)))
+        atomic_io.write(path, "".join(as_line(one) for one in atomic_io.records(path) if one["step"] <= step))

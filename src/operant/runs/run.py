@@ -65,7 +65,7 @@ class Run:
         self.interrupted = False
         self.state = StateOfRun(parts)
         self.evaluation = PeriodicEvaluation(parts, folder, config.train, self.state.isolated)
-        self.checkpoints = Checkpoints(self.state, parts, folder, config, self.evaluation, trackers.warn)
+        self.checkpoints = Checkpoints(self.state, config, self.evaluation, trackers.warn)
         self.observers: Sequence[Observer] = ()
         self._failed = list[Observer]()
 
@@ -210,12 +210,10 @@ class Run:
         self.observe(lambda observer: observer.at_end(self))
         causes = self.observe(lambda observer: observer.likely_cause(self))
         why = next((f"Likely {cause}. " for cause in causes if cause is not None), "")
-        raise OperantError(
-            f"{self.learner.progress.refused} steps in a row were refused, the last one was step {step}: "
-            f"{refusal.fault.message()}. {why}"
-            f"The run is saved as {'it was before them' if refusal.whole else 'they left it'}; "
-            f"the bundle of the last one is {path}: {repeat}"
-        )
+        refused = f"{self.learner.progress.refused} steps in a row were refused, the last one was step {step}"
+        left = "it was before them" if refusal.whole else "they left it"
+        saved = f"The run is saved as {left}; the bundle of the last one is {path}: {repeat}"
+        raise OperantError(f"{refused}: {refusal.fault.message()}. {why}{saved}")
 
     def observe(self, call: Callable[[Observer], str | None]) -> list[str | None]:
         """Call every observer, on the first rank, and return their answers.

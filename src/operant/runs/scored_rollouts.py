@@ -241,8 +241,7 @@ def join_judgements(judged: Sequence[Judged]) -> Judged:
     told = [j for j in judged if any(value is not None for part in j.parts.values() for value in part)]
     names = dict.fromkeys(name for chunk in told or judged for name in chunk.parts)
     parts = {n: [v for j in judged for v in j.parts.get(n, [None] * len(j.scores))] for n in names}
-    failures = any(j.outcomes for j in judged)
-    outcomes = [j.outcome(i) for j in judged for i in range(len(j.scores))] if failures else []
+    outcomes = [j.outcome(i) for j in judged for i in range(len(j.scores))] if any(j.outcomes for j in judged) else []
     notes = [note for j in judged for note in j.notes]
     remarks = [j.remark(i) for j in judged for i in range(len(j.scores))] if any(j.remarks for j in judged) else []
     passing = [p for j in judged for p in j.passing or [None] * len(j.scores)] if any(j.passing for j in judged) else []

@@ -84,17 +84,11 @@ class ExternalTracker:
 
     def distributions(self, step: int, parts: Mapping[str, Any], /) -> None:
         """Log the histograms of a step, and its norms by block as scalars such as `blocks/gradient/block 0`."""
-        norms = {
-            f"blocks/{kind}/{block}": norm
-            for kind, by_block in parts.get("blocks", {}).items()
-            for block, norm in by_block.items()
-        }
-        histograms = {
-            f"{group}/{name}": histogram if isinstance(histogram, Histogram) else Histogram.from_plain(histogram)
-            for group in ("histograms", "gradients")
-            for name, histogram in parts.get(group, {}).items()
-            if histogram is not None
-        }
+        kinds = parts.get("blocks", {}).items()
+        norms = {f"blocks/{kind}/{block}": norm for kind, blocks in kinds for block, norm in blocks.items()}
+        groups = {group: parts.get(group, {}) for group in ("histograms", "gradients")}.items()
+        given = {f"{group}/{name}": x for group, named in groups for name, x in named.items() if x is not None}
+        histograms = {n: x if isinstance(x, Histogram) else Histogram.from_plain(x) for n, x in given.items()}
         self._write(step, StepData(finite(norms), histograms))
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:

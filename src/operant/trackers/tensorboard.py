@@ -47,9 +47,8 @@ class TensorBoard(ExternalTracker):
             middles = [(a + b) / 2 for a, b in itertools.pairwise(ends)]
             total = sum(n * x for n, x in zip(counts, middles))
             squares = sum(n * x * x for n, x in zip(counts, middles))
-            self._writer.add_histogram_raw(
-                name, ends[0], ends[-1], sum(counts), total, squares, ends[1:], list(counts), step
-            )
+            sums = (sum(counts), total, squares)
+            self._writer.add_histogram_raw(name, ends[0], ends[-1], *sums, ends[1:], list(counts), step)
         if data.replies and step > self._logged_before:  # a text event does not replace an earlier one
             self._writer.add_text("replies", markdown(COLUMNS, data.replies), step)
         self._writer.flush()

@@ -155,7 +155,5 @@ class Trackers:
                 call(tracker)
             except Exception as error:
                 self.active.remove(tracker)
-                self._log_message(
-                    f"tracker {type(tracker).__name__} failed ({type(error).__name__}: {error}) and is left out; "
-                    "training goes on"
-                )
+                what = f"tracker {type(tracker).__name__} failed ({type(error).__name__}: {error})"
+                self._log_message(f"{what} and is left out; training goes on")

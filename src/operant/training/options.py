@@ -324,10 +324,8 @@ def _check_combinations(name: str, options: OptionGroups) -> None:
     if options["value"].actions != needs.action_values and needs.critic:
         raise OperantError(f"value.actions={options['value'].actions}: algorithm {name} decides it; leave it out")
     if ("condition" in algorithm.options or needs.action_values) and own.importance != "none":
-        raise OperantError(
-            f"learner.importance with algorithm={name}: it does not use the probabilities that replies were drawn "
-            "with; leave it out"
-        )
+        why = "it does not use the probabilities that replies were drawn with; leave it out"
+        raise OperantError(f"learner.importance with algorithm={name}: {why}")
     masks = "mask" in algorithm.options and ("mask" in algorithm.copies or options["mask"].by != "policy")
     if masks and not sampling.truncates:
         raise OperantError(
@@ -378,19 +376,15 @@ def check_reference(options: OptionGroups, name: str, reference: object) -> None
     if teacher is not None and reference is None:
         raise OperantError(f"reference=none with algorithm={name}: it is the teacher; give copy, or another model")
     if teacher is not None and teacher.rate and reference != "copy":
-        raise OperantError(
-            f"teacher.rate={teacher.rate:g} with reference={shown(reference)}: only a copy follows the policy; leave "
-            "one of them out"
-        )
+        why = "only a copy follows the policy; leave one of them out"
+        raise OperantError(f"teacher.rate={teacher.rate:g} with reference={shown(reference)}: {why}")
     if teacher is None and reference is None and "reference" in find(name).copies and not find(name).kl:
         raise OperantError(f"reference=none with algorithm={name}: its loss compares the policy with it; give copy")
     charged = [o for o, on in (("coef", kl.coef), ("end_coef", kl.charges), ("loss_coef", kl.loss_coef)) if on]
     if charged and (reference is None or "reference" not in find(name).copies):
         without = "reference=None" if reference is None else f"algorithm {name!r}, which has no reference"
-        raise OperantError(
-            f"kl.{charged[0]}={getattr(kl, charged[0])} with {without}: there is nothing to measure KL to; "
-            "leave one of them out"
-        )
+        why = "there is nothing to measure KL to; leave one of them out"
+        raise OperantError(f"kl.{charged[0]}={getattr(kl, charged[0])} with {without}: {why}")
 
 
 def find_device(name: str) -> torch.device:
