@@ -67,9 +67,8 @@ def usable(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole:
             f"or its number from 0 to {len(OUTCOMES) - 1}"
         )
     if whole and len(found) == 1:
-        raise OperantError(
-            f"all programs have the outcome {OUTCOMES[int(found.pop())]!r}: there is nothing to learn from them"
-        )
+        outcome = OUTCOMES[int(found.pop())]
+        raise OperantError(f"all programs have the outcome {outcome!r}: there is nothing to learn from them")
     return [True] * len(labels)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from operant.models.base import PolicyBase
 from operant.sampling import Sampling
-from operant.types import Completion, OperantError
+from operant.types import Completion, OperantError, require
 
 
 class OwnEngine:
@@ -21,11 +21,8 @@ class OwnEngine:
 
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
         made = self.policy.generate(prompts, sampling, keys)
-        if len(made) != len(prompts):
-            raise OperantError(
-                f"{type(self.policy).__name__}.generate returned {len(made)} completions for {len(prompts)} prompts: "
-                "return one each, in their order"
-            )
+        counts = f"{len(made)} completions for {len(prompts)} prompts: return one each, in their order"
+        require(len(made) == len(prompts), f"{type(self.policy).__name__}.generate returned {counts}")
         return [replace(completion, version=self.version) for completion in made]
 
     def choose(

@@ -61,11 +61,8 @@ class VLLMEngine(OpenAIEngine):
         remedy = "python -m venv VENV, VENV/bin/pip install vllm, and --engine.python VENV/bin/python"
         require(python is not None, f"engine=vllm needs an environment of its own, with vLLM in it: {remedy}")
         self.command = Path(os.path.abspath(Path(python).expanduser())).with_name("vllm")
-        if not self.command.is_file():
-            raise OperantError(
-                f"engine.python={shown(str(python))}: there is no {self.command}. vLLM needs its own environment, "
-                f"{remedy}"
-            )
+        missing = f"engine.python={shown(str(python))}: there is no {self.command}"
+        require(self.command.is_file(), f"{missing}. vLLM needs its own environment, {remedy}")
         if distributed.world() > 1:
             raise OperantError(
                 f"engine=vllm with {distributed.world()} ranks: each would start a server; start one yourself "

@@ -181,11 +181,9 @@ def load_reference(name: object, policy: Policy, rule: str | tuple[str, float] =
     require(own is not policy.model, "reference is the model that is trained, which would freeze it: give 'copy'")
     alike = replace(policy.options, train_layers=None, train_head=None, chat_template=None)
     reference = load_policy(name, options=alike).to(policy.device)
-    if reference.vocabulary != policy.vocabulary:
-        raise OperantError(
-            f"the reference has a vocabulary of {reference.vocabulary}, the policy one of {policy.vocabulary}: "
-            "they score the same ids, so both vocabularies must have the same size"
-        )
+    sizes = f"the reference has a vocabulary of {reference.vocabulary}, the policy one of {policy.vocabulary}"
+    why = "they score the same ids, so both vocabularies must have the same size"
+    require(reference.vocabulary == policy.vocabulary, f"{sizes}: {why}")
     return PolicyCopy(reference, copy=False)
 
 

@@ -19,7 +19,7 @@ from operant.models import adapters
 from operant.models.adapters import OutputMlpOptions
 from operant.models.reference import digest
 from operant.models.safe_loading import LanguageModel
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 
 class OutputMlp(adapters.TrainedPart):
@@ -54,11 +54,8 @@ def first_layers(model: LanguageModel, options: OutputMlpOptions, seed: int) -> 
 def attach(model: LanguageModel, mlp: OutputMlp, base: str | None = None) -> LanguageModel:
     """Freeze the model and put an MLP before its output head; returns the model."""
     head = _head(model)
-    if mlp.up.in_features != head.weight.shape[1]:
-        raise OperantError(
-            f"an MLP for states of width {mlp.up.in_features} does not fit this {type(model).__name__} of width "
-            f"{head.weight.shape[1]}: is it of another model?"
-        )
+    why = f"does not fit this {type(model).__name__} of width {head.weight.shape[1]}: is it of another model?"
+    require(mlp.up.in_features == head.weight.shape[1], f"an MLP for states of width {mlp.up.in_features} {why}")
     model.requires_grad_(False)
     mlp.base = base
     head.output_mlp = mlp.to(device=head.weight.device, dtype=head.weight.dtype).requires_grad_(True)
@@ -79,10 +76,8 @@ def through_mlp(head: Any, states: Tensor) -> Tensor:
 
 def _head(model: LanguageModel) -> Any:
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    if not isinstance(getattr(head, "weight", None), Tensor):
-        raise OperantError(
-            f"output_mlp.width: {type(model).__name__} has no output head that is one matrix; take another model"
-        )
+    why = f"output_mlp.width: {type(model).__name__} has no output head that is one matrix; take another model"
+    require(isinstance(getattr(head, "weight", None), Tensor), why)
     return head
 
 

@@ -122,12 +122,9 @@ class PolicyCopy:
             self.wide = {name: x.to(self.policy.device) for name, x in state.get("wide", {}).items()}
             self._fingerprint = None
         with self.present():
-            found = self.fingerprint
-        if state["fingerprint"] != found:
-            raise OperantError(
-                f"the reference has fingerprint {found}, the run was started with {state['fingerprint']}: "
-                "resume with the model that it began from"
-            )
+            then, found = state["fingerprint"], self.fingerprint
+        why = f"the reference has fingerprint {found}, the run was started with {then}"
+        require(found == then, f"{why}: resume with the model that it began from")
 
 
 def trained_weights(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -22,7 +22,7 @@ from operant.models import adapters
 from operant.models.adapters import SoftPromptOptions
 from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.storage import hub
-from operant.types import OperantError, Tokenizer
+from operant.types import OperantError, Tokenizer, require
 
 TENSOR = "prompt_embeddings"
 """peft's name of the vectors in its file."""
@@ -66,11 +66,8 @@ def attach(model: LanguageModel, vectors: Tensor, base: str | None = None) -> La
     It is tried whether the model uses the ids of its input for one embedding alone.
     """
     embedding = _embedding(model)
-    if vectors.shape[1] != embedding.embedding_dim:
-        raise OperantError(
-            f"a soft prompt of width {vectors.shape[1]} does not fit this {type(model).__name__} of width "
-            f"{embedding.embedding_dim}: is it of another model?"
-        )
+    why = f"does not fit this {type(model).__name__} of width {embedding.embedding_dim}: is it of another model?"
+    require(vectors.shape[1] == embedding.embedding_dim, f"a soft prompt of width {vectors.shape[1]} {why}")
     model.requires_grad_(False)
     embedding.soft_prompt = SoftPrompt(vectors.detach().clone().to(embedding.weight), embedding.num_embeddings, base)
     embedding.forward = MethodType(look_up, embedding)
@@ -97,11 +94,8 @@ def _try(model: LanguageModel, embedding: Any) -> None:
         why = "" if (by_id - by_vector).abs().max() <= TOLERANCE * by_vector.abs().max() else "the states differ"
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
         why = f"{type(error).__name__}: {str(error)[:120]}"
-    if why:
-        raise OperantError(
-            f"{type(model).__name__} uses token ids for more than one embedding ({why}), so a soft prompt cannot be "
-            "put in front of them: train an adapter (lora.rank)"
-        )
+    what = f"{type(model).__name__} uses token ids for more than one embedding ({why})"
+    require(not why, f"{what}, so a soft prompt cannot be put in front of them: train an adapter (lora.rank)")
 
 
 def _embedding(model: LanguageModel) -> Any:

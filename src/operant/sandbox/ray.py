@@ -83,10 +83,8 @@ class RaySession:
             require(0 <= each < inf, f"{names.cpus.replace('cpus', kind)}={each!r}: it must be at least 0")
         ready = "ray" in sys.modules and sys.modules["ray"].is_initialized()
         if address is None and not ready and count > PER_CORE * cores():
-            raise OperantError(
-                f"{names.count}={count}: this machine has {cores()} cores, and each actor is a process: use at most "
-                f"{PER_CORE} for each core, or a cluster ({names.address})"
-            )
+            how = f"each actor is a process: use at most {PER_CORE} for each core, or a cluster ({names.address})"
+            raise OperantError(f"{names.count}={count}: this machine has {cores()} cores, and {how}")
         self.names, self.address, self.count = names, address, count
         self.placed = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0}
 

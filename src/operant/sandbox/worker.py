@@ -60,11 +60,8 @@ def _answer(fd: int, head: dict[str, object], function: Callable[[object], objec
 
 def spec_of(thing: str | Callable[..., object]) -> str:
     """`module:function` or `/whole/path/file.py:function`, by which another process finds the thing."""
-    if INSIDE:
-        raise OperantError(
-            "isolated() was called by a worker that imports your file: put the code that starts the run under "
-            'if __name__ == "__main__":'
-        )
+    how = 'put the code that starts the run under if __name__ == "__main__":'
+    require(not INSIDE, f"isolated() was called by a worker that imports your file: {how}")
     if not isinstance(thing, str):
         return _spec_of_object(thing)
     place, _, name = thing.strip().rpartition(":")

@@ -123,10 +123,8 @@ class BertScore(OfMeasures):
     def read(self, texts: Iterable[str]) -> dict[str, Tokens]:
         """The tokens of each text, on the CPU."""
         if self.idf and self._weights is None:
-            raise OperantError(
-                "bertscore with idf has no references to weigh tokens by yet: a run takes them from its tasks; "
-                "elsewhere call read_tasks(tasks)"
-            )
+            how = "a run takes them from its tasks; elsewhere call read_tasks(tasks)"
+            raise OperantError(f"bertscore with idf has no references to weigh tokens by yet: {how}")
         model, tokenizer, *_ = self.loaded()
         listed, read, weights = list(dict.fromkeys(texts)), dict[str, Tokens](), self._weights
         encoded, special = self._encoded(listed), set(tokenizer.all_special_ids)

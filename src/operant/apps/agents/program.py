@@ -54,6 +54,7 @@ from operant.types import (
     shown,
 )
 
+Play = Callable[[Task, "ModelClient"], Any]
 PROGRAMS = Table("program", "operant.programs", {})
 RUNS_OWN = (
     *("temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed"),
@@ -174,14 +175,7 @@ class OpenRow:
 class ModelClient:
     """What a program calls: the run's engine, one request at a time."""
 
-    def __init__(
-        self,
-        play: Callable[[Task, "ModelClient"], Any],
-        task: Task,
-        tokenizer: Any,
-        ignore: Container[str] = (),
-        room: int | None = None,
-    ):
+    def __init__(self, play: Play, task: Task, tokenizer: Any, ignore: Container[str] = (), room: int | None = None):
         self._tokenizer, self._ignore, self._room = tokenizer, ignore, room
         self.over = False
         """Whether the episode has ended."""
@@ -379,7 +373,7 @@ class ModelClient:
         paid, self._paid = self._paid, {}
         return {"reward": paid.pop(self._turns - 1, 0.0), "paid": paid}
 
-    def _run(self, play: Callable[[Task, "ModelClient"], Any], task: Task) -> None:
+    def _run(self, play: Play, task: Task) -> None:
         try:
             returned = play(task, self)
             if inspect.isawaitable(returned):
@@ -510,8 +504,7 @@ class _AgentRequests(Responder):
             body = self._body()  # before anything is refused: who has not sent all of it would read no answer
         except TimeoutError as error:
             raise RefusedRequestError(408, f"the request was not there after {self.timeout} seconds") from error
-        client = _CLIENTS.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
-        if client is None:
+        if (client := _CLIENTS.get(self.headers.get("Authorization", "").removeprefix("Bearer "))) is None:
             raise RefusedRequestError(401, "no episode has this key: it has ended, or the key is another's")
         if path[0] != "POST" or path[1] not in ("completions", "chat/completions", "rewards"):
             raise RefusedRequestError(404, f"there is no {shown(self.path)}")

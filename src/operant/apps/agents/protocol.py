@@ -183,8 +183,7 @@ def completion_request(body: object, policy: Policy, most: int = 1024) -> ModelR
         ids = isinstance(prompt, list) and prompt and all(isinstance(t, int) and type(t) is int for t in prompt)
         if not (isinstance(prompt, str) or ids):
             raise wrong("prompt", f"prompt={shown(prompt)}: it must be a text, token ids, or a list of either")
-    echo = fields.flag("echo")
-    tokens = fields.number("max_tokens", int, COMPLETION_TOKENS, 0, 1_000_000)
+    echo, tokens = fields.flag("echo"), fields.number("max_tokens", int, COMPLETION_TOKENS, 0, 1_000_000)
     if not tokens and not echo:
         raise wrong("max_tokens", "max_tokens=0 without echo asks for nothing: give echo=true too")
     known = fields.number("logprobs", int, None, 0, MOST_ALTERNATIVES)
@@ -246,14 +245,12 @@ def _request(
     stream, options = fields.flag("stream"), fields.fields.get("stream_options", {})
     if not isinstance(options, dict) or set(options) - {"include_usage"}:
         raise wrong("stream_options", f"stream_options={shown(options)}: it may have include_usage")
-    context = policy.context
-    room = most
+    context, room, longest = policy.context, most, max(map(len, prompts))
     if context is not None:
-        room = (policy.positions["decoder"] or most) if policy.encoder_decoder else context - max(map(len, prompts))
+        room = (policy.positions["decoder"] or most) if policy.encoder_decoder else context - longest
     tokens = max(1, min(most, room)) if tokens is None else tokens
-    for prompt in prompts if context is not None else ():
-        if (why := policy.misfit(len(prompt), tokens)) is not None:
-            raise wrong("prompt", f"a prompt {why}; lower max_tokens or the prompt")
+    if context is not None and (why := policy.misfit(longest, tokens)) is not None:
+        raise wrong("prompt", f"a prompt {why}; lower max_tokens or the prompt")
     sampling, model = _sampling(fields, policy, tokens), fields.fields.get("model", "")
     if not isinstance(model, str):
         raise wrong("model", f"model={shown(model)}: it must be a text")
@@ -368,16 +365,14 @@ def answer(request: ModelRequest, replies: Sequence[Reply], tokenizer: Tokenizer
     """The body of the answer to a request. replies: `n` to each prompt, in order."""
     choices = []
     for i, reply in enumerate(replies):
-        text = reply.text
-        if text is None:
+        if (text := reply.text) is None:
             text = "" if request.no_reply else reply_text(tokenizer, reply.prompt, reply.action, request.sampling)
         choice: Json = {"index": i, "finish_reason": reply.end}
         if request.chat:
             calls, left = called(tokenizer, reply, text, request.tools) if request.tools else ([], text)
             message: Json = {"role": "assistant", "content": left or ("" if not calls else None)}
-            if calls:
-                message["tool_calls"], choice["finish_reason"] = calls, "tool_calls"
-            choice["message"] = message
+            choice["message"] = message | ({"tool_calls": calls} if calls else {})
+            choice["finish_reason"] = "tool_calls" if calls else reply.end
         else:
             choice["text"] = (tokenizer.decode(reply.prompt) if request.echo else "") + text
         choice["logprobs"] = None if reply.scored is None else _logprobs(request, reply.scored, tokenizer)
@@ -445,12 +440,9 @@ def called(tokenizer: Any, reply: Reply, text: str, tools: list[Any] | None = No
 
 
 def _arguments(call: Json) -> Json:
-    """The arguments of a call, also of a model that has written them as a text. Raises: ValueError for no mapping."""
+    """The arguments of a call, also of a model that has written them as a text. Raises: TypeError for no mapping."""
     found = call.get("arguments") or {}
-    found = json.loads(found) if isinstance(found, str) else found
-    if not isinstance(found, dict):
-        raise ValueError(f"arguments are {found!r}")
-    return found
+    return {**(json.loads(found) if isinstance(found, str) else found)}
 
 
 def _logprobs(request: ModelRequest, scored: Sequence[Scored], tokenizer: Tokenizer) -> Json:

@@ -28,7 +28,7 @@ from operant.models.policy import Policy
 from operant.models.reference import fingerprint
 from operant.net.listening import Listener, is_known_host, is_local, url_of
 from operant.sampling import ReplyText
-from operant.types import Engine, OperantError
+from operant.types import Engine, OperantError, require
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 60
 """Seconds in which a request has to be there as a whole, and after which a connection without one is closed."""
-
 READ_ON = 100e6
 """Bytes of a body too large that are read and forgotten: a client that still sends reads no answer."""
 
@@ -78,11 +77,8 @@ class ModelServer(Listener):
         self.key, self.fingerprint = os.environ.get(options.key_variable, ""), fingerprint(policy)
         if policy.tokenizer is None:
             raise OperantError(f"{name} has no tokenizer, so it cannot be served: save one in its folder")
-        if not self.key and not is_local(options.host):
-            raise OperantError(
-                f"--host {options.host} lets other machines ask, and there is no key: set {options.key_variable}, or "
-                "leave --host out"
-            )
+        why = f"lets other machines ask, and there is no key: set {options.key_variable}, or leave --host out"
+        require(self.key or is_local(options.host), f"--host {options.host} {why}")
         super().__init__(options.host, options.port)
         self.batches = Batches(policy, engine, waiting=options.waiting, rows=options.rows)
 

@@ -236,9 +236,8 @@ def split_check(test: str, name: str) -> tuple[str, list[str]]:
         module = ast.parse(_clean(test))
     except SyntaxError as error:
         raise OperantError(f"test is no Python ({error.msg}, line {error.lineno})") from error
-    found = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
-    require(found and found[0].args.args, "test must define check(candidate), which gets the program's function")
-    check = found[0]
+    check = next((node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
+    require(check and check.args.args, "test must define check(candidate), which gets the program's function")
     plain = [node for node in check.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
     if not plain or not all(isinstance(node, ast.Assert) for node in plain):
         return _clean(test), [f"check({name})"]

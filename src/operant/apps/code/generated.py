@@ -81,15 +81,12 @@ def programs(
     span = re.fullmatch(r"([1-3])(?:-([1-3]))?", str(levels))
     low, high = (int(span[1]), int(span[2] or span[1])) if span else (0, 0)
     if part not in ("train", "held-out") or count < 1 or not 0 <= classes <= 1:
-        raise OperantError(
-            f"tasks.count={count}, tasks.part={part!r}, tasks.classes={classes}: give at least one problem, of train "
-            "or held-out, and a share from 0 to 1"
-        )
+        asked = f"tasks.count={count}, tasks.part={part!r}, tasks.classes={classes}"
+        raise OperantError(f"{asked}: give at least one problem, of train or held-out, and a share from 0 to 1")
     if not (2 if part == "held-out" else 1) <= low <= high:
-        raise OperantError(
-            f"tasks.levels={levels!r}: give a number of operations from 1 to 3, or a range such as 1-3; held-out "
-            "problems have at least 2, because training has all single operations"
-        )
+        how = "give a number of operations from 1 to 3, or a range such as 1-3"
+        why = "held-out problems have at least 2, because training has all single operations"
+        raise OperantError(f"tasks.levels={levels!r}: {how}; {why}")
     return (_problem(f"programs/{part}/{seed}/{number}", low, high, part, classes) for number in range(count))
 
 

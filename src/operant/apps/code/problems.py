@@ -62,10 +62,8 @@ def problem_of(task: Task) -> Problem:
         if fault := unkept(setup, *(one.code for one in tests + examples if isinstance(one, Code))):
             raise OperantError(f"task {task.id!r}: {fault}")
         return Problem(tests, examples, setup, target.get("before") or "", judge)
-    raise OperantError(
-        f"task {task.id!r} has no tests: its target is {shown(target)}; give {{'tests': ['assert f(2) == 4']}}, or "
-        "name the form that reads the rows, as in --form code"
-    )
+    how = "give {'tests': ['assert f(2) == 4']}, or name the form that reads the rows, as in --form code"
+    raise OperantError(f"task {task.id!r} has no tests: its target is {shown(target)}; {how}")
 
 
 @cache

@@ -72,10 +72,8 @@ class UnitTests:
         self.kind, self.message, self.references = kind, message, references
         self.outcomes = ladder(outcomes)
         if ray < 0 or (ray_address is not None and not ray):
-            raise OperantError(
-                f"reward.ray={ray} with reward.ray_address={shown(ray_address)}: ray is a number of actors, and 0 "
-                "judges programs in this process, without an address"
-            )
+            why = "ray is a number of actors, and 0 judges programs in this process, without an address"
+            raise OperantError(f"reward.ray={ray} with reward.ray_address={shown(ray_address)}: {why}")
         limits = JailOptions(level=level, seconds=seconds, memory=memory, at_once=at_once, compare=compare)
         if ray:
             session = RaySession(PROGRAMS, address=ray_address, count=ray, cpus=float(at_once or 1))

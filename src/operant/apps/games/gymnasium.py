@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from operant.bounds import bounded, check_bounds
 from operant.import_by_name import extra
-from operant.types import OperantError, Step, Task, shown
+from operant.types import OperantError, Step, Task, require, shown
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """The codes with which a terminal's text is coloured."""
@@ -78,10 +78,8 @@ class Gymnasium:
         except (gymnasium.error.Error, ImportError, TypeError) as error:
             raise OperantError(f"env.id={shown(self.id)} cannot be made: {error}") from error
         if hasattr(made, "num_envs"):
-            raise OperantError(
-                f"env.id={shown(self.id)} makes a vector, which steps all its episodes at once: give what makes one of "
-                "its environments, and operant plays many"
-            )
+            how = "give what makes one of its environments, and operant plays many"
+            raise OperantError(f"env.id={shown(self.id)} makes a vector, which steps all its episodes at once: {how}")
         text, spaces = gymnasium.spaces.Text, (made.observation_space, made.action_space)
         if not isinstance(spaces[0], text) and getattr(made, "render_mode", None) != "ansi":
             raise OperantError(
@@ -90,10 +88,8 @@ class Gymnasium:
             )
         if isinstance(spaces[1], gymnasium.spaces.Discrete):
             self.names = list(self.actions) or [str(spaces[1].start + i) for i in range(int(spaces[1].n))]
-            if len(set(self.names)) != int(spaces[1].n):
-                raise OperantError(
-                    f"env.actions={shown(self.actions)}: {shown(self.id)} has {spaces[1].n} actions; name each of them"
-                )
+            why = f"{shown(self.id)} has {spaces[1].n} actions; name each of them"
+            require(len(set(self.names)) == int(spaces[1].n), f"env.actions={shown(self.actions)}: {why}")
         elif not isinstance(spaces[1], text):
             raise OperantError(f"env.id={shown(self.id)} has actions in {spaces[1]}; they must be texts or discrete")
         elif self.actions:

@@ -34,8 +34,7 @@ def after_thought(reply: str) -> str | None:
 
 def marked(reply: str) -> str | None:
     """The last answer that the reply marks: in <answer>, \\boxed{} or behind ####; None without one."""
-    text = after_thought(reply)
-    if text is None:
+    if (text := after_thought(reply)) is None:
         return None
     inside = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
     text = inside[-1] if inside else text

@@ -25,11 +25,9 @@ class Examples:
     """The class of each text."""
 
     def __post_init__(self) -> None:
-        if not self.texts or len(self.texts) != len(self.labels):
-            raise OperantError(
-                f"examples {self.name!r}: {len(self.texts)} texts with {len(self.labels)} labels: give at least one "
-                "text, and one label for each"
-            )
+        counts = f"{len(self.texts)} texts with {len(self.labels)} labels"
+        good = self.texts and len(self.texts) == len(self.labels)
+        require(good, f"examples {self.name!r}: {counts}: give at least one text, and one label for each")
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -62,10 +60,8 @@ class Examples:
         """Raises: OperantError that begins with `what`, for one class only, or for a class without an example."""
         there = sorted(set(self.labels))
         if len(there) == 1 and len(words) > 1:
-            raise OperantError(
-                f"{what}: all {len(self)} texts have the label {there[0]} ({words[there[0]]!r}): one class cannot be "
-                "told from another; give examples of each"
-            )
+            same = f"all {len(self)} texts have the label {there[0]} ({words[there[0]]!r})"
+            raise OperantError(f"{what}: {same}: one class cannot be told from another; give examples of each")
         if missing := [f"{i} ({word!r})" for i, word in enumerate(words) if i not in there]:
             raise OperantError(
                 f"{what}: no text has the label {', '.join(missing)}: give examples of every class, or fewer words"

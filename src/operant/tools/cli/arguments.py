@@ -25,9 +25,7 @@ def parse_text(
     flags: options that take no value, so that the word after one of them is a plain argument. several: options that may
     appear several times; the value of each is a list. Raises: OperantError for an option that appears twice.
     """
-    words: list[str] = []
-    options: Options = {}
-    rest = list(arguments)
+    words, options, rest = list[str](), Options(), list(arguments)
     while rest:
         word = rest.pop(0)
         if word in ("-h", "--help"):
@@ -71,12 +69,10 @@ def new_file(option: str, name: object, endings: Sequence[str] = ()) -> Path | N
     """The file that an option names, which a command will write; None without a name."""
     if name is None:
         return None
-    path = Path(str(name))
-    if endings and path.suffix not in endings:
-        raise OperantError(f"--{option} {name}: the name of the file must end in {' or '.join(endings)}")
-    require(not path.exists(), f"--{option} {name}: the file exists; choose another name")
-    if not path.absolute().parent.is_dir():
-        raise OperantError(f"--{option} {name}: the folder of that file does not exist; make it first")
+    asked, path = f"--{option} {name}", Path(str(name))
+    require(not endings or path.suffix in endings, f"{asked}: the name of the file must end in {' or '.join(endings)}")
+    require(not path.exists(), f"{asked}: the file exists; choose another name")
+    require(path.absolute().parent.is_dir(), f"{asked}: the folder of that file does not exist; make it first")
     return path
 
 

@@ -19,7 +19,7 @@ from operant.tools.cli import help
 from operant.tools.cli.arguments import Options
 from operant.tools.cli.parser import Parser
 from operant.tools.cli.without_torch import OF_TABLES, without_torch
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 
 @dataclass(frozen=True)
@@ -152,18 +152,15 @@ def train(words: Sequence[str], options: Options) -> int:
             words, resume, out = [], str(there), None
     if len(words) > 1 or (words and resume):
         odd = next((word for word in words if word.startswith("-") or "=" in word), "").lstrip("-")
-        dashes = f"options begin with two dashes: --{odd}" if odd else ""
-        usage = "operant train RECIPE --option value ..."
-        raise OperantError(f"unexpected argument {words[-1]!r}: {dashes or usage}")
-    if not words and not resume and not options:
-        how = "name a recipe, as in operant train sentiment, or give options: operant train --tasks ... --reward ..."
-        raise OperantError(f"nothing to train: {how}")
+        hint = f"options begin with two dashes: --{odd}" if odd else "operant train RECIPE --option value ..."
+        raise OperantError(f"unexpected argument {words[-1]!r}: {hint}")
+    how = "name a recipe, as in operant train sentiment, or give options: operant train --tasks ... --reward ..."
+    require(words or resume or options, f"nothing to train: {how}")
     if python := [name for name in ("recipe", "tokenizer", "show") if name in options]:
         hint = "a recipe is named without it: operant train RECIPE" if "recipe" in python else "it is for Python alone"
         raise OperantError(f"option {python[0]!r} is unknown; {hint}")
-    if resume and out:
-        remedy = "to leave that as it is, copy the folder and resume the copy"
-        raise OperantError(f"--out {out} beside --resume: a run is resumed in its own folder; {remedy}")
+    remedy = "to leave that as it is, copy the folder and resume the copy"
+    require(not (resume and out), f"--out {out} beside --resume: a run is resumed in its own folder; {remedy}")
     from operant.api import runs
     from operant.runs.resume import finished_message
 

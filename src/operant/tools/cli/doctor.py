@@ -63,7 +63,6 @@ def print_plan(recipe: str | None, options: Mapping[str, object], many: Mapping[
 
     recipe: a recipe's name, a YAML file, or a run folder, whose config.yaml is then used. many: `gpus`, the number,
     `gpu`, the name of a kind, and `prompt_tokens`, the longest prompt, in the place of tasks and reward.
-    Raises: OperantError.
     """
     import pyarrow.parquet  # noqa: F401 - what a run imports is part of its memory
 
@@ -117,8 +116,7 @@ def _self_test() -> int:
     shape = {"vocab_size": 12, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
     model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
     options = {"optimizer.lr": 3e-3, "sampling.max_tokens": 6, "kl.coef": 0.0, "update.minibatch": 16}
-    learner = Learner(model, **options)
-    metrics = []
+    learner, metrics = Learner(model, **options), []
     for _ in range(8):
         replies = learner.generate([[1, 2, 3]] * 32)
         metrics.append(learner.step(replies, [sum(i == 7 for i in r.ids) / len(r.ids) for r in replies]))

@@ -95,8 +95,7 @@ def evaluate(words: Sequence[str], options: Options) -> int:
         getattr(plan.env, "close", lambda: None)()
     about = describe(plan, len(compared.tasks))
     print(plain(about))
-    for line in aligned(compared.table()):
-        emit(plain(line))
+    emit("\n".join(map(plain, aligned(compared.table()))))
     write(plan, compared, about)
     return 0
 
@@ -104,8 +103,7 @@ def evaluate(words: Sequence[str], options: Options) -> int:
 def planned(words: Sequence[str], options: Options) -> Plan:
     """Read the options, of which those of sampling are left; what is missing is that of the first run."""
     require(words, "expected models to evaluate: operant eval runs/a runs/b --tasks held-out.jsonl")
-    if len(set(words)) < len(words):
-        raise OperantError("a model is named twice: its replies to the same task would be the same ones")
+    require(len({*words}) == len(words), "a model is named twice: its replies to the same task would be the same ones")
     run = run_options(words[0])
     files = {name: new_file(name, options.pop(name, None), endings) for name, endings in FILES.items()}
     samples, device = counted(options, "samples", 1), options.pop("device", "auto")
@@ -115,19 +113,16 @@ def planned(words: Sequence[str], options: Options) -> Plan:
     own = part(run, "evaluation")
     seed = taken(options, "seed", (own.get("seeds") or [part(run, "learner").get("seed", 0)])[0])
     chat = convert(options.pop("chat", False), bool, "chat")
-    source, given, named = options.pop("tasks", None), take(options, DataOptions), take_form(options)
-    of_run = None
-    if not (typed := source is not None):
+    source, given, named, of_run = options.pop("tasks", None), take(options, DataOptions), take_form(options), None
+    if source is None:
         source, of_run = own_tasks(words[0], run)
         given, named = {**part(run, "data"), **given}, named or named_parts.only(run, "form")
     form = named_parts.stored_form(named)
     searches = asks_for_search(options)
     asked = options.pop("metrics", None)
     if odd := next((name for name in chosen(asked) if numbers_in(name) is None), None):
-        raise OperantError(
-            f"--metrics {odd}: models are compared by pass@k and n@k, such as pass@8 or 1@8; any score of a text is a "
-            "reward, as in --reward bleu"
-        )
+        other = "any score of a text is a reward, as in --reward bleu"
+        raise OperantError(f"--metrics {odd}: models are compared by pass@k and n@k, such as pass@8 or 1@8; {other}")
     check_samples([*chosen(asked)], samples, "--samples ")
     metrics = resolve(asked)
     paid = "tests" if searches and run.get("reward") is None else not metrics
@@ -140,7 +135,7 @@ def planned(words: Sequence[str], options: Options) -> Plan:
         programs = search_asked(options | {"samples": samples}, limits)
         options = {name: value for name, value in options.items() if name not in OF_SEARCH}
     given = with_all_fields(given, [one.reward for one in scorers])
-    data, form = reading(source, given, form, tests=typed and bool(searches or metrics or tests))
+    data, form = reading(source, given, form, tests=of_run is None and bool(searches or metrics or tests))
     if not scorers and not metrics:
         raise OperantError("--reward false leaves nothing to compare models by: name a reward, or --metrics pass@1")
     names = [one.name for one in scorers]
@@ -151,7 +146,7 @@ def planned(words: Sequence[str], options: Options) -> Plan:
     if programs is not None and beams > 1:
         raise OperantError(f"--beams {beams} beside --tests: the programs of a search are drawn; give --beams 1")
     unnamed = str(world := run.get("env")).startswith("<")
-    if unnamed and not typed:
+    if unnamed and of_run is not None:
         raise OperantError(f"{words[0]} replied in {world} of a Python program, which no file holds: give --tasks FILE")
     env = None if world is None or unnamed or playable(world) else named_world(str(world), {}, run)
     search = EvaluationOptions(samples=samples, beams=beams, length_penalty=convert(penalty, float, "length_penalty"))
@@ -192,16 +187,14 @@ def own_tasks(name: str, run: Mapping[str, object]) -> tuple[object, OwnTasks]:
     source, tasks = run.get("evaluate") or None, run.get("tasks")
     named = tasks is not None and not str(tasks).startswith("<")
     options = named_parts.stored_options("tasks", run) if named else {}
-    asked = str(source) if (held_out := share(source)) is None else f"{source} of {tasks}"
-    source = tasks if held_out is not None else source
+    asked, source = (str(source), source) if (held_out := share(source)) is None else (f"{source} of {tasks}", tasks)
     if source is None or str(source).startswith("<"):
         if source is None and (world := playable(run.get("env"))):
             raise OperantError(f"{name} learnt to play {world}: measure it with `operant play {world} --player {name}`")
         why = "is no run" if not run else "has no held-out tasks" if source is None else f"evaluated {source} of Python"
         raise OperantError(f"{name} {why}: name the tasks, as in --tasks held-out.jsonl")
-    data, seed = compose({"": DataOptions}, part(run, "data"))[""], part(run, "learner").get("seed", 0)
-    rows = find(str(run.get("algorithm", "ppo"))).rows
-    own = OwnTasks(asked, tasks if named else None, options, data, seed, rows, held_out)
+    data, rows = compose({"": DataOptions}, part(run, "data"))[""], find(str(run.get("algorithm", "ppo"))).rows
+    own = OwnTasks(asked, tasks if named else None, options, data, part(run, "learner").get("seed", 0), rows, held_out)
     return named_parts.held_out_source(tasks, source, options), own
 
 
@@ -273,13 +266,8 @@ def in_table(plan: Plan, tasks: TaskSet, places: Sequence[int], kept: Kept) -> C
     found = [[*kept.of(place).values()] for place in places]
     answered = tasks.tasks[: len(found[0])]
     listed = [{"id": task.id, "prompt": tasks.text(task)} for task in answered]
-    measured = {
-        metric.name: [
-            metric.made.of_tasks([(task, [r.text for r in replies]) for task, replies in zip(answered, of_model)])
-            for of_model in found
-        ]
-        for metric in plan.metrics
-    }
+    texts = [[(task, [r.text for r in replies]) for task, replies in zip(answered, of_model)] for of_model in found]
+    measured = {metric.name: [metric.made.of_tasks(of_model) for of_model in texts] for metric in plan.metrics}
     names, rewarded = [plan.models[place] for place in places], [one.name for one in plan.scorers]
     return Compared(names, listed, found, rewarded, plan.seed, measured)
 
@@ -290,11 +278,10 @@ def tell_finished(plan: Plan, tasks: TaskSet, kept: Kept) -> None:
     whole, counts = len(tasks.tasks), Counter(place for place, _ in kept.done)
     for count in sorted({*counts.values()}, reverse=True):
         print(plain(f"\nof the first {count:,} of {whole:,} tasks:" if count < whole else f"\nof all {whole:,} tasks:"))
-        for line in aligned(in_table(plan, tasks, [p for p in counts if counts[p] == count], kept).table()):
-            emit(plain(line))
+        table = in_table(plan, tasks, [p for p in counts if counts[p] == count], kept).table()
+        emit("\n".join(map(plain, aligned(table))))
     finished = "above is what was finished" if counts else "no reply was judged yet"
-    text = f"operant: interrupted; {finished}, and no file is written; the same command begins again"
-    print(f"\n{text}", file=sys.stderr)
+    print(f"\noperant: interrupted; {finished}, and no file is written; the same command begins again", file=sys.stderr)
 
 
 def describe(plan: Plan, count: int) -> str:
@@ -314,8 +301,7 @@ def write(plan: Plan, compared: Compared, about: str) -> None:
     out, report, label = (plan.files[name] for name in FILES)
     if out is not None:
         asked = {"models": plan.models, "tasks_of": plan.source_name, "samples": plan.search.samples, "seed": plan.seed}
-        if plan.programs is not None:
-            asked["search"] = asdict(plan.programs)
+        asked |= {} if plan.programs is None else {"search": asdict(plan.programs)}
         whole = asked | {"sampling": asdict(plan.sampling)} | compared.as_plain()
         atomic_io.write(out, atomic_io.strict_json(whole) + "\n")
         print(f"scores and replies: {out}")

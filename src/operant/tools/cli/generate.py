@@ -13,7 +13,7 @@ from operant.data import DataOptions, load_tasks
 from operant.models.policy import Policy
 from operant.options import compose, convert
 from operant.runs import named_parts
-from operant.runs.judged_replies import scorer
+from operant.runs.judged_replies import part, scorer
 from operant.runs.named_models import divided, load, load_initial, run_options
 from operant.sampling import ReplyText, Sampling, encode_prompt, reply_text, task_key, template_of
 from operant.text_scores.bertscore import BertScore
@@ -59,9 +59,8 @@ def generate(words: Sequence[str], options: Options) -> int:
         loaded = _reference(words[0], config) if versus == "reference" else load(versus)
         speakers.append(_speaker(versus, *loaded, options))
     first = _first_task(config)
-    template = template_of(speakers[0].policy.tokenizer) is not None
     if chat is None:
-        chat = template if first is None else not isinstance(first.prompt, str)
+        chat = not isinstance(first.prompt, str) if first else template_of(speakers[0].policy.tokenizer) is not None
     opening = first.prompt[:1] if first is not None and isinstance(first.prompt, list) else []
     judge = None if spec is False else Judge(config, target, first, spec)
     if best_of > 1:
@@ -95,11 +94,10 @@ def _speaker(name: str, policy: Policy, engine: Engine, options: Mapping[str, ob
 def _reference(model: str, config: Mapping[str, Any]) -> tuple[Policy, Engine]:
     """The policy that a run measures its KL to, which is usually the one that it began from."""
     require(config, f"--versus reference needs a run folder, and {model} is none: name the other model")
-    folder, _ = divided(model)
-    adapter = (config.get("lora") or {}).get("adapter")
+    adapter = part(config, "lora").get("adapter")
     named = {"reference": config.get("reference"), "lora.adapter": adapter, "policy": config["policy"]}
     option = next(name for name, value in named.items() if value not in (None, "copy", "none") or name == "policy")
-    return (policy := load_initial(config, folder, option)), default_engine(policy)
+    return (policy := load_initial(config, divided(model)[0], option)), default_engine(policy)
 
 
 def _first_task(config: Mapping[str, object]) -> Task | None:
@@ -109,9 +107,8 @@ def _first_task(config: Mapping[str, object]) -> Task | None:
     if not local and not (isinstance(source, str) and named_parts.is_object("tasks", source)):
         return None
     with suppress(OperantError):
-        data = compose({"": DataOptions}, config.get("data") or {})[""]
         rows = named_parts.source(source, named_parts.stored_options("tasks", config))
-        one = replace(data, limit=1, shuffle=False, query_tokens=None)
+        one = replace(compose({"": DataOptions}, part(config, "data"))[""], limit=1, shuffle=False, query_tokens=None)
         form = named_parts.stored_form(config)
         return load_tasks(rows, None, one, form=form, **find(config.get("algorithm", "ppo")).rows)[0]
     return None
@@ -137,7 +134,7 @@ class Judge:
             return None
         if str(reward).startswith("<"):
             return f"it is {reward} of a Python program"
-        targets = bool((self.config.get("data") or {}).get("target_field"))
+        targets = bool(part(self.config, "data").get("target_field"))
         if self.target is None and (targets or (first is not None and first.target is not None)):
             return "the tasks of the run have targets for it; give one with --target"
         return ""
@@ -148,9 +145,9 @@ class Judge:
             try:
                 self.scorer = self.scorer or scorer(True, self.config)
                 if not self.name:
-                    for part in rewards.every_part(self.scorer.reward):
-                        if isinstance(part, (Classifier, BertScore)):
-                            part.device = "cpu"  # the GPU may be in use by a run
+                    for one in rewards.every_part(self.scorer.reward):
+                        if isinstance(one, (Classifier, BertScore)):
+                            one.device = "cpu"  # the GPU may be in use by a run
                     self.name = rewards.name_of(self.scorer.reward)
                 return self.scorer(rollouts, sampling, tokenizer)
             except OperantError as error:
@@ -212,8 +209,7 @@ class Session:
             ids = encode_prompt(speaker.policy.tokenizer, task.prompt)
             opening = "" if self.chat else text
             if self.shown:
-                name = f"{speaker.name}: " if len(self.speakers) > 1 else ""
-                _write(name + opening)
+                _write((f"{speaker.name}: " if len(self.speakers) > 1 else "") + opening)
             grown = ReplyText(speaker.policy.tokenizer, ids, speaker.sampling)
             if self.best_of > 1:
                 score = self._choose(speaker, task, ids, keys, grown)
@@ -252,10 +248,8 @@ class Session:
             return [None] * len(actions)
         tokenizer, sampling, task = speaker.policy.tokenizer, speaker.sampling, replace(task, target=self.judge.target)
         query = tokenizer.decode(ids, skip_special_tokens=True)
-        rollouts = [
-            Rollout(task, 0, [Turn(ids, action)], [reply_text(tokenizer, ids, action, sampling)], query=query)
-            for action in actions
-        ]
+        texts = [reply_text(tokenizer, ids, action, sampling) for action in actions]
+        rollouts = [Rollout(task, 0, [Turn(ids, action)], [text], query=query) for action, text in zip(actions, texts)]
         return self.judge(rollouts, sampling, tokenizer)
 
 

@@ -89,13 +89,11 @@ def _asked(options: Options) -> _Asked:
     require(split in ("train", "test"), f"--split {shown(split)}: it must be train or test")
     if count < 1 or transcripts < 0:
         raise OperantError(f"--games {count} --transcript {transcripts}: at least 1 game, and 0 transcripts or more")
-    record, only_won = options.pop("record", None), bool(options.pop("only_won", False))
+    record, only_won = new_file("record", options.pop("record", None)), bool(options.pop("only_won", False))
     require(record is not None or not only_won, "--only-won is about what is recorded: give --record FILE too")
-    file = new_file("record", record)
     sampling = {name: options.pop(name) for name in [*options] if name.startswith("sampling.")}
     model_sampling({}, sampling)
-    seed = taken(options, "seed", 0)
-    return _Asked(players, count, split, transcripts, seed, file, only_won, sampling)
+    return _Asked(players, count, split, transcripts, taken(options, "seed", 0), record, only_won, sampling)
 
 
 def play(words: Sequence[str], options: Options) -> int:
@@ -177,11 +175,9 @@ def _by_hand(world: Env, source: object, asked: _Asked) -> int:
         with suppress(LeftError):
             for task in tasks[: asked.count]:
                 step, turns = answers.reset(world, {0: task})[0], 0
-                paid = _paid(step)
-                prompt = step.text or task.prompt
+                paid, prompt = _paid(step), step.text or task.prompt
                 while step.failed is None and not (step.terminated or step.truncated):
-                    reply = _typed(prompt, step.options)
-                    step = answers.step(world, {0: reply}, {0: task})[0]
+                    step = answers.step(world, {0: _typed(prompt, step.options)}, {0: task})[0]
                     paid, turns, prompt = paid + _paid(step), turns + 1, step.text
                 say(step.text, f"Failed: {step.info.get('failure', step.failed)}" if step.failed else "")
                 say(f"The episode has ended after {turns} turn{'s' * (turns != 1)}, with a reward of {paid:g}.")

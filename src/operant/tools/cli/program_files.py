@@ -46,6 +46,8 @@ OF_OTHERS = ("best_of", "temperatures", "distinct", "reward")
 CRITICS = Table("critic", "operant.critics", {})
 Searches = Callable[[str], tuple[Search, Policy]]
 """What makes the search by a model of that name, and its policy."""
+Rows = Sequence[list[dict[str, Any]]]
+"""The candidates of each task, as `rows_of` gives them."""
 
 
 @dataclass(frozen=True)
@@ -114,18 +116,11 @@ def what_is_asked(words: Sequence[str], options: Options) -> ProgramsAsked:
     search, submit = search_asked(options), counted(options, "submit", 1)
     drawn = search.options.samples
     require(submit <= drawn, f"--submit {submit} of --samples {drawn}: no more are submitted than are sampled")
-    device = options.pop("device", "auto")
+    seed, device, every = taken(options, "seed", 0), options.pop("device", "auto"), bool(options.pop("all", False))
     find_device(device)
-    return ProgramsAsked(
-        model=words[0],
-        search=search,
-        submit=submit,
-        seed=taken(options, "seed", 0),
-        device=device,
-        out=new_file("out", options.pop("out", None), (".jsonl",)),
-        all=bool(options.pop("all", False)),
-        sampling=compose({"": Sampling}, options)[""],
-    )
+    out = new_file("out", options.pop("out", None), (".jsonl",))
+    sampling = compose({"": Sampling}, options)[""]
+    return ProgramsAsked(words[0], sampling, search, submit, seed, device, out, every)
 
 
 def search_asked(options: Options, limits: Mapping[str, object] | None = None) -> SearchAsked:
@@ -149,13 +144,9 @@ def search_asked(options: Options, limits: Mapping[str, object] | None = None) -
     )
     jail = read_option(options.pop("jail", {}))
     require(isinstance(jail, Mapping), f"--jail {shown(jail)}: give options in braces, as in --jail '{{seconds: 2}}'")
-    return SearchAsked(
-        own,
-        repairer=None if repairer in (None, "policy") else str(repairer),
-        template=check_template(str(options.pop("repair_template", TEMPLATE))),
-        critic=critic,
-        jail=compose({"jail": JailOptions}, {"jail": {**(limits or {}), **jail}})["jail"],
-    )
+    template = check_template(str(options.pop("repair_template", TEMPLATE)))
+    limited = compose({"jail": JailOptions}, {"jail": {**(limits or {}), **jail}})["jail"]
+    return SearchAsked(own, None if repairer in (None, "policy") else str(repairer), template, critic, limited)
 
 
 def searches_of(asked: SearchAsked, seed: int, device: str, sampling: Sampling) -> Searches:
@@ -280,9 +271,7 @@ def rows_of(
     return rows
 
 
-def finish(
-    asked: ProgramsAsked, tasks: TaskSet, rows: Sequence[list[dict[str, Any]]], hidden: set[str], kept: Kept
-) -> None:
+def finish(asked: ProgramsAsked, tasks: TaskSet, rows: Rows, hidden: set[str], kept: Kept) -> None:
     """Write the chosen programs, or all candidates, or print them; then say what they are."""
     ranked = [sorted((r for r in some if "rank" in r), key=lambda r: r["rank"])[: asked.submit] for some in rows]
     if asked.all:
@@ -302,12 +291,7 @@ def finish(
         print(line, file=sys.stderr if asked.out is None else sys.stdout)
 
 
-def summary(
-    asked: ProgramsAsked,
-    rows: Sequence[list[dict[str, object]]],
-    ranked: Sequence[list[dict[str, object]]],
-    hidden: set[str],
-) -> list[str]:
+def summary(asked: ProgramsAsked, rows: Rows, ranked: Rows, hidden: set[str]) -> list[str]:
     """Sentences on what became of the programs."""
     outcomes = Counter(row["examples"] for some in rows for row in some)
     shares = ", ".join(f"{name} {outcomes[name] / outcomes.total():.1%}" for name in OUTCOMES)
@@ -325,9 +309,7 @@ def summary(
         low, high = wilson(solved / len(best), len(best))
         ways = Counter(row["how"] for some in best for row in some)
         made = ", ".join(f"{ways[how]} {how}" for how in ("sampled", "refined", "repaired") if ways[how])
+        made += f"; {sum(map(len, judged)) / len(judged):.1f} were made for a task"
         share = f"{solved / len(best):.3f} [{low:.3f}, {high:.3f}]"
-        lines.append(
-            f"the chosen programs solve {solved} of {len(best)} tasks ({share}); of these programs {made}; "
-            f"{sum(map(len, judged)) / len(judged):.1f} were made for a task"
-        )
+        lines.append(f"the chosen programs solve {solved} of {len(best)} tasks ({share}); of these programs {made}")
     return lines

@@ -50,12 +50,8 @@ def search(words: Sequence[str], options: Options) -> int:
     if words:
         raise OperantError(f"operant prompt search takes options alone: leave {words[0]!r} out")
     names = options.pop("baselines", None)
-    own = {
-        "calls": taken(options, "calls", 10_000),
-        "length": taken(options, "length", 5),
-        "seeds": range(taken(options, "seeds", 1)),
-    }
-    own["prompts"] = tuple(options.pop("manual", None) or MANUAL)
+    own: dict[str, Any] = {"calls": taken(options, "calls", 10_000), "length": taken(options, "length", 5)}
+    own |= {"seeds": range(taken(options, "seeds", 1)), "prompts": tuple(options.pop("manual", None) or MANUAL)}
     out, source = new_file("out", options.pop("out", None)), options.pop("vocabulary", None)
     setting = _setting(options)
     if source is not None:
@@ -79,8 +75,7 @@ def search(words: Sequence[str], options: Options) -> int:
 def transfer(words: Sequence[str], options: Options) -> int:
     """Measure the best prompts of a run with other task models; the run's `prompts.json` keeps what comes out."""
     names, count = options.pop("task_model", None), counted(options, "best", 3)
-    held_out, device = options.pop("tasks", None), options.pop("device", None)
-    given = options.pop("template", None)
+    held_out, device, given = (options.pop(name, None) for name in ("tasks", "device", "template"))
     require(names is not None, "operant prompt transfer needs the models to try: --task-model ./gpt2,./roberta")
     found = _found(words, options, "transfer")
     config = read_config(Path(words[0]))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ class TaskSet:
         and it decides whether a form's cue is read. form: makes tasks of published rows. of_run: the tasks are those
         that this run holds out, which are read as it reads them."""
         source, row = named_parts.source(source, {}), first_row(source)
-        talks = form is None and isinstance(row, Mapping) and options.text_field not in row and answered(row)
+        talks = form is None and options.text_field not in row and answered(row)
         self.tokenizer, passed = policy and policy.tokenizer, Counter[str]()
         self.made = {"form": form, "cue": not (policy and policy.encoder_decoder)}
         rows = {"with_replies": talks} if of_run is None else of_run.rows
@@ -152,19 +152,16 @@ def reading(
     tests: tasks have tests, in the `target` of a row unless another field is named; without one, rows that hold them
     are published problems.
     """
-    if form is not None:
-        return compose({"": DataOptions}, given)[""], form
-    row = first_row(source)
-    row = row if isinstance(row, Mapping) else {}
+    row = {} if form is not None else first_row(source)
     if tests and "target" in row:
         given = {"target_field": "target", **given}
     elif tests and not OF_PROBLEMS.isdisjoint(row) and not (given.get("target_field") or given.get("text_field")):
-        return compose({"": DataOptions}, given)[""], named_parts.form("code", {})
+        form = named_parts.form("code", {})
     options = compose({"": DataOptions}, given)[""]
-    if "text_field" in given or "text" in row:
-        return options, None
     fields = [name for name in ("prompt", "messages") if name in row and not (name == "messages" and answered(row))]
-    return (replace(options, text_field=fields[0]) if fields else options), None
+    if form is not None or "text_field" in given or "text" in row or not fields:
+        return options, form
+    return replace(options, text_field=fields[0]), None
 
 
 def answered(row: Mapping[str, object]) -> bool:
@@ -173,12 +170,12 @@ def answered(row: Mapping[str, object]) -> bool:
     return isinstance(messages, list) and any(isinstance(m, dict) and m.get("role") == "assistant" for m in messages)
 
 
-def first_row(source: object) -> object:
-    """The first row of a source, whose form stands for all; None if there is none."""
-    return next((row for _, row in islice(read(named_parts.source(source, {}))[1], 1)), None)
+def first_row(source: object) -> Mapping[str, object]:
+    """The first row of a source, whose form stands for all; empty if there is none, or it has no fields."""
+    return next((row for _, row in islice(read(named_parts.source(source, {}))[1], 1) if isinstance(row, Mapping)), {})
 
 
-def tasks_asked(options: Options, *, tests: bool = False) -> Callable[[int, str], TaskSet]:
+def tasks_asked(options: Options, *, tests: bool = False) -> Callable[..., TaskSet]:
     """Take the tasks out of the options. What is returned loads them for a seed and the model that cuts prompts."""
     source, chat = options.pop("tasks"), convert(options.pop("chat", False), bool, "chat")
     given, named = take(options, DataOptions), named_parts.stored_form(take_form(options))
@@ -299,20 +296,17 @@ def what_is_asked(words: Sequence[str], options: Options) -> Asked:
     find_device(device)
     distinct, temperatures = bool(options.pop("distinct", False)), options.pop("temperatures", None)
     spec = as_spec(options.pop("reward", best > 1))
-    if temperatures is not None and "temperature" in options:
-        raise OperantError("--temperature beside --temperatures: give one of the two")
+    refuse(options, () if temperatures is None else ["temperature"], " beside --temperatures: give one of the two")
     require(best == 1 or spec is not False, f"--best-of {best} needs a score: name a reward, as in --reward letters:e")
     named = convert(temperatures, tuple[float, ...], "temperatures") if temperatures is not None else (None,)
     if len(set(words)) < len(words) or len(set(named)) < len(named):
         raise OperantError("a model or temperature is named twice: --samples draws several replies of one")
-    sources = []
-    for model in words:
-        for temperature in named:
-            own = compose({"": Sampling}, options if temperature is None else {**options, "temperature": temperature})
-            heated = temperature is not None or "temperature" in options
-            heat = f", temperature {own[''].temperature:g}" if heated else ""
-            best_text = f", best of {best}" if best > 1 else ""
-            sources.append(Source(model + heat + best_text, model, own[""]))
+    sources, best_text = [], f", best of {best}" if best > 1 else ""
+    for model, temperature in product(words, named):
+        given = options if temperature is None else {**options, "temperature": temperature}
+        own = compose({"": Sampling}, given)[""]
+        heat = f", temperature {own.temperature:g}" if "temperature" in given else ""
+        sources.append(Source(model + heat + best_text, model, own))
     run = run_options(words[0]) if spec is True else {}
     made = None if spec is False else scorer(spec, run)
     if made is not None:
@@ -340,10 +334,9 @@ def answer(asked: Asked, tasks: TaskSet, kept: Kept) -> None:
         if policy is None or engine is None or name != source.model:
             name, (policy, engine) = source.model, load(source.model)
             policy = policy.to(find_device(asked.device))
-        how = {"scorers": [asked.scorer] if asked.scorer is not None else [], "seed": asked.seed}
+        how = {"scorers": [asked.scorer] if asked.scorer else [], "samples": asked.drawn, "seed": asked.seed}
         # So that two temperatures of one model do not say the same words.
-        how |= {"samples": asked.drawn, "first": place * asked.drawn}
-        how |= {"opening": stated_return(source.model, policy.tokenizer)}
+        how |= {"first": place * asked.drawn, "opening": stated_return(source.model, policy.tokenizer)}
         make = partial(drawn, policy=policy, engine=engine, sampling=source.sampling, **how)
         mine = tasks.of(policy, source.sampling.max_tokens)
         kept.fill(place, mine, make, asked.drawn, partial(progress.add, name=source.name))

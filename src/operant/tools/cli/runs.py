@@ -30,8 +30,7 @@ SPARE = ("method", "score of", "KL")
 def runs(words: Sequence[str], options: Options) -> int:
     """`operant runs [FOLDER ...]` prints a table of the runs, newest first."""
     where = list(words) or ["runs"]
-    missing = [place for place in words if not Path(place).is_dir()]
-    if missing:
+    if missing := [place for place in words if not Path(place).is_dir()]:
         raise OperantError(f"there is no folder {missing[0]}: name one that runs are in, as in operant runs runs")
     found = [_row(folder) for folder in run_folders(*where)]
     if options.pop("json", False):

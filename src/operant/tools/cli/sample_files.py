@@ -84,10 +84,8 @@ def samples_of(name: str, tasks: Sequence[Task]) -> list[tuple[Row, Task]]:
         several = "replies" in row  # as `operant generate` writes them
         samples += [({"task_id": of, "completion": text} if several else row, known[of]) for text in texts]
     if missing := [task.id for task in tasks if task.id not in {task.id for _, task in samples}]:
-        raise OperantError(
-            f"{name}: {len(missing)} of {len(tasks)} tasks, first {missing[0]!r}, have no sample: add some, or leave "
-            "these tasks out of the file of tasks"
-        )
+        how = "add some, or leave these tasks out of the file of tasks"
+        raise OperantError(f"{name}: {len(missing)} of {len(tasks)} tasks, first {missing[0]!r}, have no sample: {how}")
     return samples
 
 

@@ -31,11 +31,8 @@ def sweep(words: Sequence[str], options: Options) -> int:
     """`operant sweep RECIPE --option 1,2,3 ...` makes one run per combination of values."""
     if len(words) > 1:
         raise OperantError(f"unexpected argument {words[-1]!r}: operant sweep RECIPE --option 1,2,3")
-    if not words and not options:
-        raise OperantError(
-            "nothing to sweep: name a recipe and give an option several values: "
-            "operant sweep letters --kl.coef 0,0.1,0.5 --seed 1,2,3"
-        )
+    how = "name a recipe and give an option several values: operant sweep letters --kl.coef 0,0.1,0.5 --seed 1,2,3"
+    require(words or options, f"nothing to sweep: {how}")
     from operant.tools import sweep as sweeps
 
     own = {name: options.pop(name) for name in defaults(sweeps.SweepOptions) if name in options}
@@ -139,9 +136,8 @@ def migrate(words: Sequence[str], options: Options) -> int:
         print(f"wrote {target}")
         return 0
     lines = new.splitlines()
-    if not recipe:
-        lines = list(difflib.unified_diff(old.splitlines(), lines, str(path), str(path), lineterm=""))
-    for line in lines:
+    changes = difflib.unified_diff(old.splitlines(), lines, str(path), str(path), lineterm="")
+    for line in lines if recipe else changes:
         emit(line)
     return 0
 
@@ -164,7 +160,6 @@ def new(words: Sequence[str], options: Options) -> int:
     for path, starter in files.items():
         text = (Path(__file__).parent / "starters" / starter).read_text(encoding="utf-8")
         atomic_io.write(path, text.replace("NAME", name).replace("CLASS", world))
-    test = f"python -m pytest test_{name}.py"
-    emit(f"wrote {name}.py and test_{name}.py\n  test   {test}")
+    emit(f"wrote {name}.py and test_{name}.py\n  test   python -m pytest test_{name}.py")
     emit(f"  train  {TRAINS_WITH[kind].format(name=name, world=world)}")
     return 0

@@ -74,10 +74,8 @@ def with_configuration(config: object, given: Mapping[str, object]) -> dict[str,
         arguments["reward"] = _weighted(kind, fields["reward_weights"], given.get("reward"))
     if algorithm == "reward-model" and given.get("policy") not in (None, "reward_model"):
         if not isinstance(given["policy"], str):
-            raise OperantError(
-                f"RewardConfig: policy={type(given['policy']).__name__}: give the name or folder of a causal model, "
-                "which gets its new head here"
-            )
+            how = "give the name or folder of a causal model, which gets its new head here"
+            raise OperantError(f"RewardConfig: policy={type(given['policy']).__name__}: {how}")
         arguments |= {"policy": "reward_model", "policy.trunk": given["policy"]}
     return arguments
 
