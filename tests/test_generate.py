@@ -105,6 +105,9 @@ def test_a_line_that_is_no_text_is_a_sentence(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\n\xff\n"), encoding="utf-8"))
     assert main(["generate", "builtin:reviews-lm", "--max-tokens", "2"]) == 2
     assert "the prompt is not UTF-8" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffab\n"))  # as spreadsheets write it
+    assert main(["generate", "builtin:reviews-lm", "--max-tokens", "2"]) == 0
+    assert capsys.readouterr().out.startswith("ab")
 
 
 def test_a_narrow_table_keeps_the_ends_of_names():

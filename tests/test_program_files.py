@@ -221,11 +221,13 @@ def test_eval_compares_models_by_the_programs_that_they_hand_in(place, capsys):
 
 
 def test_rows_with_tests_need_no_form(place, tmp_path, capsys):
+    """And a column of that name is no program to another reward."""
     rows = [{"prompt": "Same:", "tests": ["assert f(2) == 2"], "examples": ["assert f(0) == 0"], "before": BEFORE}]
     flat = write_rows(tmp_path / "flat.jsonl", rows)
-    for tasks, *more in ([flat, "--tests"], [flat, "--reward", "tests"], [place / "shown.jsonl", "--tests"]):
-        assert run("eval", place / "model", "--tasks", tasks, *more, *SAMPLING) == 0
-        assert ("1 of 1 tasks have no hidden tests" in capsys.readouterr().err) is (tasks != flat)
+    odd, one = write_rows(tmp_path / "odd.jsonl", [{"prompt": "Q", "tests": "blood"}]), place / "shown.jsonl"
+    for file, *how in ([flat, "--tests"], [flat, "--reward", "tests"], [odd, "--reward", "length:3"], [one, "--tests"]):
+        assert run("eval", place / "model", "--tasks", file, *how, *SAMPLING) == 0
+        assert ("1 of 1 tasks have no hidden tests" in capsys.readouterr().err) is (file == one)
 
 
 @pytest.mark.slow
@@ -245,38 +247,12 @@ def test_a_search_has_the_limits_and_reward_of_the_run(place, tmp_path, capsys):
         assert f"{limit} s of processor time" in capsys.readouterr().err
 
 
-def test_a_column_of_tests_is_no_program_to_other_rewards(tmp_path, capsys):
-    write_rows(tmp_path / "rows.jsonl", [{"prompt": "The patient says", "tests": "blood"}])
-    words = ["--tasks", tmp_path / "rows.jsonl", "--reward", "letters:e", "--max-tokens", 4]
-    assert run("eval", "builtin:reviews-lm", *words) == 0
-
-
 def test_a_run_without_a_reward_is_judged_by_tests(place, tmp_path, capsys):
     write_rows(tmp_path / "pairs.jsonl", [{"prompt": "Same:", "completion": "x"}] * 4)
     words = ["--policy", place / "model", "--tasks", tmp_path / "pairs.jsonl", "--steps", 1, "--batch", 4]
     assert run("train", "sft", *words, "--probes", 0, "--out", tmp_path / "sft") == 0
     assert run("eval", tmp_path / "sft", "--tasks", place / "problems.jsonl", "--tests", *SAMPLING) == 0
     assert "of 1 program each" in capsys.readouterr().out
-
-
-@cases(
-    ("generate", "Short", "critic Short, about a program for task 'problems/0': returned ()"),
-    ("generate", "Odd", "nan"),
-    ("eval", "Broken", "raised ZeroDivisionError: division by zero"),
-)
-def test_a_critic_of_ones_own_that_is_wrong(command, name, told, place, capsys, monkeypatch):
-    monkeypatch.chdir(place)
-    words = ["--tasks", "problems.jsonl", "--tests", "--refine", "--critic", f"ones.py:{name}"]
-    assert run(command, "model", *words, *SAMPLING) == 2
-    error = capsys.readouterr().err
-    assert told in error and "Traceback" not in error
-
-
-def test_every_model_is_looked_for_before_the_first_answers(place, capsys, monkeypatch):
-    monkeypatch.setattr(Jail, "run", lambda self, programs: pytest.fail("a program ran"))
-    words = ["--tasks", place / "problems.jsonl", "--tests", *SAMPLING]
-    assert run("eval", place / "model", "runs/nowhere", *words) == 2
-    assert "runs/nowhere" in capsys.readouterr().err
 
 
 def test_a_run_evaluates_by_pass_at_k(place, tmp_path):

@@ -143,9 +143,11 @@ def test_a_name_with_a_game_is_a_suite_and_its_option():
 
 
 class Drawing(SuiteGame):
-    """Draws from Python's own generator, and raises in one of three games."""
+    """Draws from Python's own generator, and raises in the games 1, after a command, and 3, at once."""
 
     def reset(self):
+        if self.seed == 3:
+            raise KeyError("no such map")
         with self.seeded():
             return GameState(f"draws {random.random()}")
 
@@ -181,6 +183,15 @@ def test_a_game_that_raises_costs_its_episode_and_no_other():
     check_env(world, [tasks[0], tasks[2]])
     with pytest.raises(OperantError, match=r"env.examples needs the commands that are possible: env.commands=up,down"):
         Drawings(game="x", examples=0.5)
+
+
+def test_a_game_that_raises_is_left_out_of_a_table(tmp_path, capsys):
+    own = ["--env.game", "x", "--env.max-turns", "2", "--games", "5", "--record", str(tmp_path / "games.jsonl")]
+    assert main(["play", "test_suites:Drawings", "--player", "random", *own]) == 0
+    out, error = capsys.readouterr()
+    for game, why in ((1, "room"), (3, "map")):
+        assert f"random: game 'x/test/{game}' has failed and is left out: raised KeyError: 'no such {why}'" in error
+    assert "6 turns recorded" in out and out.splitlines()[-1].split()[:3] == ["random", "3", "0"]
 
 
 def serve(websocket):

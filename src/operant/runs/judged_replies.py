@@ -105,6 +105,7 @@ def drawn(
     world = SingleTurn() if env is None else for_evaluation(env)
     tell_room(world, policy, sampling)
     how = {"env": world, "engine": engine, "sampling": sampling, "seed": seed, "stream": stream, "opening": opening}
+    how |= {"fits": lambda prompt, reply: policy.misfit(prompt, reply) is None}
     sampled = [task for task in tasks for _ in range(samples)]
     rollouts = play(sampled, tokenizer=policy.tokenizer, attempts=attempts, **how)
     replies = scored(rollouts, scorers, sampling, policy.tokenizer)
