@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from cases import cases
 from texts import mistyped, parts
 from toys import letters, on_disk
@@ -197,7 +198,8 @@ def trained(tmp_path_factory):
     """A tiny model, and a run of it in small rooms with options of its own."""
     path = tmp_path_factory.mktemp("play")
     shape = {"n_positions": 1024, "n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 2}
-    on_disk(path / "model", GPT2LMHeadModel(GPT2Config(vocab_size=len(letters()), **shape)))
+    torch.manual_seed(0)
+    on_disk(path / "model", GPT2LMHeadModel(GPT2Config(vocab_size=len(letters()), initializer_range=0.3, **shape)))
     world = Rooms(rooms=4)
     own = {"env.rooms": 4, "env.memory": 1, "env.choose": True, "env.max_turns": 8, "max_tokens": 6, "probes": 0}
     given = {"policy": str(path / "model"), "env": "rooms", "tasks": world.games("train"), "steps": 1, "batch": 2}
