@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -135,6 +136,13 @@ class Counting(Twice):
 
     def load_state_dict(self, state):
         pass
+
+
+def test_a_server_of_several_ranks_is_refused_ahead(tmp_path, monkeypatch):
+    monkeypatch.setattr("operant.runs.ahead.distributed", SimpleNamespace(world=lambda: 2), raising=False)
+    monkeypatch.setattr(Seen, "own_numbers", True, raising=False)
+    with pytest.raises(OperantError, match="on several ranks with the engine Seen: they share a server"):
+        trained(tmp_path / "run", **options(rollouts_ahead=1, engine=Seen))
 
 
 def test_a_world_with_a_state_is_refused_ahead(tmp_path):

@@ -14,8 +14,7 @@ def test_a_file_is_written_synced_and_renamed_in_that_order(tmp_path, watch):
     atomic_io.write(tmp_path / "a", "text")
     order = ("write", "fsync", "rename", "fsync_folder")
     assert [step[:2] for step in seam.seen] == [(when, name) for name in order for when in ("before", "after")]
-    assert seam.done()[2:] == [("rename", "a"), ("fsync_folder", tmp_path.name)]
-    assert named(tmp_path) == ["a"]
+    assert seam.done()[2:] == [("rename", "a"), ("fsync_folder", tmp_path.name)] and named(tmp_path) == ["a"]
 
 
 @pytest.mark.parametrize("stays", [False, True])
@@ -26,8 +25,7 @@ def test_a_failing_disk_leaves_the_old_file_or_the_new(tmp_path, watch, at, stay
     with pytest.raises(OperantError, match=r"cannot write .*/a: no space left on device; free some space there"):
         atomic_io.write(tmp_path / "a", "new")
     renamed = at >= 5
-    assert (tmp_path / "a").read_text() == ("new" if renamed else "old")
-    assert named(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_text() == ("new" if renamed else "old") and named(tmp_path) == ["a"]
 
 
 def test_an_exception_that_ends_the_process_is_not_changed(tmp_path, watch):
@@ -59,8 +57,7 @@ def test_a_folder_is_replaced_and_the_old_one_stays_until_then(tmp_path, watch):
     seam = watch()
     atomic_io.replace_folder(tmp_path / "new", tmp_path / "best")
     order = [("rename", "best.old"), ("rename", "best"), ("fsync_folder", tmp_path.name), ("remove_tree", "best.old")]
-    assert seam.done() == order
-    assert (tmp_path / "best" / "f").read_text() == "new" and named(tmp_path) == ["best"]
+    assert seam.done() == order and (tmp_path / "best" / "f").read_text() == "new" and named(tmp_path) == ["best"]
 
 
 def test_a_failed_replacement_restores_the_old_folder(tmp_path, watch):

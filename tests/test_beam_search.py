@@ -90,8 +90,7 @@ def run(place, tmp_path, **given):
 
 
 def test_evaluating_with_beams_says_so_and_changes_no_training(place, tmp_path):
-    searched = run(place, tmp_path / "a", **{"evaluation.beams": 3})
-    drawn = run(place, tmp_path / "b")
+    searched, drawn = run(place, tmp_path / "a", **{"evaluation.beams": 3}), run(place, tmp_path / "b")
     prompts = [task.prompt for task in drawn.parts.held_out]
     again = BeamSearch(drawn.policy, beams=3).generate(prompts, drawn.learner.sampling, [0, 0])
     assert [r.ids for r in searched.after.rollouts] == [reply.action for reply in again]

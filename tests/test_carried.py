@@ -98,8 +98,7 @@ class Script:
         self.keys.append(keys)
         for (n,), ids, most in zip(prompts, begun, more, strict=True):
             at = range(len(ids), min(len(ids) + most, n, sampling.max_tokens))
-            numbers = [version + place / 10 for place in at]
-            end = "stop" if at.stop == n else "length"
+            numbers, end = [version + place / 10 for place in at], "stop" if at.stop == n else "length"
             pieces.append(Completion([*at], numbers, numbers, end, version, [[place, n] for place in at]))
         return pieces
 

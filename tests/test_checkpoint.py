@@ -47,11 +47,9 @@ def test_nested_state_is_lossless(tmp_path):
         "small": 5e-324,
     }
     state = RunState()
-    box = state.register("box", Box(given))
-    path = state.save(tmp_path, 0, extra={"best": (0.1 + 0.2, 2)}).path
+    box, path = state.register("box", Box(given)), state.save(tmp_path, 0, extra={"best": (0.1 + 0.2, 2)}).path
     box.state = None
-    assert state.load(path, quiet) == (0, {"best": (0.1 + 0.2, 2)})
-    assert alike(given, box.state)
+    assert state.load(path, quiet) == (0, {"best": (0.1 + 0.2, 2)}) and alike(given, box.state)
     assert (path / "tensors.safetensors").stat().st_size < 4 * shared.nbytes, "a and b are tied: written once"
 
 
@@ -66,8 +64,7 @@ def test_a_step_that_failed_never_was(tmp_path):
         step(model, optimizer)
         state.parts["box"].state["position"] += 1
         restore(state, before)
-        assert json.dumps(state.parts["box"].state) == kept[0]
-        assert alike(dict(model.state_dict()), kept[1])
+        assert json.dumps(state.parts["box"].state) == kept[0] and alike(dict(model.state_dict()), kept[1])
     twin = trained()
     step(model, optimizer)
     step(*twin)
@@ -77,8 +74,7 @@ def test_a_step_that_failed_never_was(tmp_path):
 
 def test_a_part_that_is_missing_unknown_or_another_is_named(tmp_path):
     state = RunState()
-    first = state.register("first", Box(1))
-    path = state.save(tmp_path, 1).path
+    first, path = state.register("first", Box(1)), state.save(tmp_path, 1).path
     first.state = 2
     state.register("second", Box(1))
     with pytest.raises(OperantError, match="lacks second"):
@@ -108,8 +104,7 @@ def test_two_checkpoints_stay_and_none_of_an_abandoned_run(tmp_path):
 
     kept = [save(s) for s in (1, 2, 3, 99_999, 100_000)]
     assert kept[2:4] == [["step-00002", "step-00003"], ["step-00003", "step-99999"]]
-    assert newest_whole(tmp_path).name == "step-100000"
-    assert save(99_998) == ["step-99998"]
+    assert newest_whole(tmp_path).name == "step-100000" and save(99_998) == ["step-99998"]
 
 
 @cases(
@@ -120,8 +115,7 @@ def test_two_checkpoints_stay_and_none_of_an_abandoned_run(tmp_path):
 )
 def test_what_is_not_finite_never_reaches_the_disk(poison, said, tmp_path):
     state = RunState()
-    box = state.register("policy", Box({"weight": torch.ones(2)}))
-    whole = state.save(tmp_path, 1).path
+    box, whole = state.register("policy", Box({"weight": torch.ones(2)})), state.save(tmp_path, 1).path
     box.state["weight"] = poison
     with pytest.raises(OperantError, match=rf"policy\.weight\.?.*{said}"):
         state.save(tmp_path, 2)

@@ -203,8 +203,7 @@ def test_a_damaged_checkpoint_is_named_and_skipped(damage, message, state, put, 
     older, newer = (put(tmp_path / "c", step).path for step in (9, 10))
     damage(newer)
     warned = []
-    assert newest_whole(tmp_path / "c", warned.append) == older
-    assert len(warned) == 1 and "step-00010" in warned[0]
+    assert newest_whole(tmp_path / "c", warned.append) == older and len(warned) == 1 and "step-00010" in warned[0]
     with pytest.raises(OperantError, match=message) as refused:
         state.load(newer, quiet)
     assert "is damaged" in str(refused.value)
@@ -338,8 +337,7 @@ def test_the_manifest_has_kind_step_machine_threads_and_lengths(put, tmp_path):
 
 
 def test_light_is_refused_without_a_fresh_optimizer(state, box, put, tmp_path):
-    other = state.register("optimizer", Box("moments"))
-    path = put(tmp_path, 1, kind="light").path
+    other, path = state.register("optimizer", Box("moments")), put(tmp_path, 1, kind="light").path
     for load in (lambda: state.load(path, quiet), lambda: to_resume(tmp_path, quiet)):
         with pytest.raises(OperantError, match=r"light-00001 is light: .*--fresh-optimizer resumes with these weights"):
             load()

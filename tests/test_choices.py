@@ -1,5 +1,6 @@
 """A choice among options is one action: its distribution, gradient and KL, with and without generated replies."""
 
+from copy import copy
 from itertools import product
 
 import pytest
@@ -12,6 +13,7 @@ from worlds import Turns
 
 from operant import Batch, Learner, OperantError, Policy, Rollout, Step, Task, Turn, ValueOptions
 from operant.engines.native.engine import NativeEngine
+from operant.engines.transformers import TransformersEngine
 from operant.models.choices import among, branches
 from operant.rollouts.collate import collate
 from operant.sampling import Sampling, uniforms
@@ -64,8 +66,7 @@ def test_options_of_a_row_that_is_longer_than_the_window_are_rows_of_their_own(k
 @pytest.mark.parametrize("kind", KINDS)
 def test_branches_of_a_row_are_rows_of_their_own(kind):
     """Branches and separate rows agree in their numbers and gradients; a probe chooses between them."""
-    policy = Policy(lm(kind, vocab=24), value=ValueOptions())
-    sampling = Sampling(stop_tokens=(END,))
+    policy, sampling = Policy(lm(kind, vocab=24), value=ValueOptions()), Sampling(stop_tokens=(END,))
     grown, _ = tables(policy, sampling)
     assert policy.modes.branched is (None if kind in ("t5", "bart") else True)
     gradients = []
@@ -99,9 +100,11 @@ def test_of_equal_options_the_first_is_taken():
 
 def test_what_is_no_choice_is_refused():
     engine = NativeEngine(Policy(lm(vocab=24)))
-    for options in ([], [[5], []]):
-        with pytest.raises(OperantError, match="needs at least one option, and each option at least one token"):
-            engine.choose([[5]], [options], Sampling(), [0])
+    empty = "needs at least one option, and each option at least one token"
+    wrong = [([], [[5], [6]], "prompt 0 has no tokens"), ([5], [[24]], "an option of prompt 0 holds the id 24")]
+    for prompt, options, why in (([5], [], empty), ([5], [[5], []], empty), *wrong):
+        with pytest.raises(OperantError, match=why):
+            engine.choose([prompt], [options], Sampling(), [0])
     turn = Turn([5], [6], options=[[6], [7]], chosen=1)
     with pytest.raises(OperantError, match=r"option 1 of 2 was chosen, and its ids are not the reply's"):
         collate([Rollout(Task("a", [5]), 0, [turn], [""])], [0.0])
@@ -125,6 +128,15 @@ def test_choices_are_drawn_by_their_keys_in_one_pass(kind):
     greedy = NativeEngine(policy).choose(PROMPTS, OPTIONS, Sampling(stop_tokens=(END,), top_k=1), [4, 5, 6])
     likeliest = [int(right(policy.model, *row).argmax()) for row in zip(PROMPTS, OPTIONS, strict=True)]
     assert [index for index, _ in greedy] == likeliest
+
+
+def test_a_copy_of_an_engine_chooses_by_its_own_weights():
+    """As the one that plays steps ahead."""
+    one = TransformersEngine(Policy(lm(vocab=24)))
+    copy(one).sync(Policy(lm(vocab=24, seed=1)), 3)
+    [(index, made)] = one.choose(PROMPTS[:1], OPTIONS[:1], Sampling(stop_tokens=(END,)), [1])
+    logprob = float(right(lm(vocab=24), PROMPTS[0], OPTIONS[0])[index])
+    assert made.logprobs == pytest.approx([logprob], abs=2e-5) and made.version == 0
 
 
 # --- a world of two turns, enumerated ---------------------------------------------------------------------------------

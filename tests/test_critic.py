@@ -136,8 +136,7 @@ def test_what_does_not_fit_is_cut(scorer):
     [(prompt, program)] = scorer.rows([("a" * 100, "bcd")])
     assert len(prompt) + len(program) == 64 and len(program) == 4
     [(prompt, program)] = scorer.rows([("a", "b" * 100)])
-    assert len(prompt) == 1 and len(program) == 63
-    assert len(scorer.prefixes("a", "b" * 100)) == 62
+    assert len(prompt) == 1 and len(program) == 63 and len(scorer.prefixes("a", "b" * 100)) == 62
     assert len(set(scorer.prefixes("a", letters()("b" * 100).input_ids, letters())[62:])) == 1
 
 
@@ -386,8 +385,7 @@ def test_the_gradient_of_coderl_is_the_sum_of_two_means_by_hand(kind, options):
         chosen = said(twin, rollout.turns[0].prompt, rollout.ids, rollout.turns[0])
         with torch.no_grad():
             ref = said(other, rollout.turns[0].prompt, rollout.ids)
-        advantages = torch.tensor(numbers, dtype=torch.float64)
-        apart = chosen - ref
+        advantages, apart = torch.tensor(numbers, dtype=torch.float64), chosen - ref
         if "kl.kind" in options:
             charge = 0.3 * ((-apart).exp() - 1 + apart)
             advantages = advantages - charge.detach()
@@ -426,8 +424,7 @@ def begun(tmp_path_factory):
 
 
 def test_the_snippet_of_the_page_runs(begun, tmp_path, monkeypatch):
-    page = read("docs/code.md#a-critic-of-programs")
-    [snippet] = re.findall(r"```python\n(.*?)```", page, re.S)
+    [snippet] = re.findall(r"```python\n(.*?)```", read("docs/code.md#a-critic-of-programs"), re.S)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "critic").symlink_to(begun.path)
     monkeypatch.chdir(tmp_path)

@@ -67,8 +67,7 @@ def test_the_best_returns_are_asked_for_in_turn():
     assert wanted.opening(None, training=True) is None, "nothing is known in the first step"
     wanted.see([3.0, 1.0, 4.0, 2.0])
     asked = [wanted.opening(None, training=True)(Task("a", [0]), place, [0], [])[0] for place in range(4)]
-    assert asked == [4, 3, 4, 3]
-    assert wanted.opening(None, training=False)(Task("a", [0]), 1, [0], []) == [4, 0]
+    assert asked == [4, 3, 4, 3] and wanted.opening(None, training=False)(Task("a", [0]), 1, [0], []) == [4, 0]
     again = Wanted(wanted.options)
     again.load_state_dict(wanted.state_dict())
     assert again.best == [4.0, 3.0]
@@ -129,8 +128,7 @@ def test_a_run_resumes_with_the_returns_that_it_asks_for(tmp_path):
     whole = train(lm(vocab=40), out=tmp_path / "whole", steps=2, **given)
     train(lm(vocab=40), out=tmp_path / "half", steps=1, **given)
     half = train(lm(vocab=40), out=tmp_path / "half", steps=2, resume=True, **given)
-    assert half.learner.wanted.best == whole.learner.wanted.best != []
-    assert same(half, whole)
+    assert half.learner.wanted.best == whole.learner.wanted.best != [] and same(half, whole)
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------

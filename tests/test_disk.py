@@ -100,8 +100,7 @@ def test_a_clock_that_jumps_is_never_read(tmp_path, monkeypatch, whole):
     days = iter(range(10**9, -(10**9), -86400))
     monkeypatch.setattr(time, "time", lambda: float(next(days)))
     run = train(model(), TASKS, count_a, out=tmp_path / "run", tokenizer=letters(), **SMALL)
-    assert told(run) == told(whole)
-    assert all(line["time/step"] >= 0 for line in run.metrics)
+    assert told(run) == told(whole) and all(line["time/step"] >= 0 for line in run.metrics)
 
 
 def test_a_failing_report_tracker_or_diagnosis_stops_nothing(tmp_path, monkeypatch):
@@ -139,8 +138,7 @@ def test_lines_are_whole_and_in_order_whatever_was_half_written(tmp_path, monkey
             journal.add(line)
     monkeypatch.undo()
     journal.add("four\n")
-    assert (tmp_path / "lines").read_text(encoding="utf-8") == "one\ntwo\nthree\nfour\n"
-    assert journal.waiting == []
+    assert (tmp_path / "lines").read_text(encoding="utf-8") == "one\ntwo\nthree\nfour\n" and journal.waiting == []
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

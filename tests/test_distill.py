@@ -44,8 +44,7 @@ def read(rollout, **options):
     ({"judgement": Judgement(0.0, {}, "", "bad")}, "{hint} {prompt}", ids("bad en go")),
 )
 def test_the_hint_stands_where_the_template_says(info, template, read_by_teacher):
-    told = {"hint": "feedback"} if info else {}
-    one = episode((ids("en go"), ids("b")), info=info)
+    told, one = {"hint": "feedback"} if info else {}, episode((ids("en go"), ids("b")), info=info)
     assert read(one, template=template, **told) == [read_by_teacher]
     assert read(replace(one, info={}), hint="feedback", template=template) == [ids("en go")], "nothing to tell"
     assert read(episode(([1, *ids("go")], ids("b"))), template="{hint} {prompt}") == [[1, *ids("yes "), *ids("go")]]

@@ -105,8 +105,7 @@ def test_a_state_behind_the_last_position_is_a_sentence():
     bootstrap = {"on_length": "bootstrap", "advantage.gamma": 0.9, "fixed_length": True}
     with pytest.raises(OperantError, match=r"sampling.max_tokens=64: .* 65 tokens in its reply"):
         Learner(lm("bart"), max_tokens=64, **bootstrap)
-    policy = Policy(lm(), value=ValueOptions())
-    batch = collate([said([5], [6], end="cut")], [0.0])
+    policy, batch = Policy(lm(), value=ValueOptions()), collate([said([5], [6], end="cut")], [0.0])
     with pytest.raises(OperantError, match=r"an episode was cut.* has 65 tokens.*shorten it"):
         with_bootstraps(batch, {0: ([5] * 65, [])}, policy)
 

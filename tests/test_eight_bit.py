@@ -40,8 +40,7 @@ def trained(kind, net, batches, **settings):
 def test_it_learns_as_float32_does():
     net, batches = problem()
     twin, start = deepcopy(net), deepcopy(net)
-    mine = trained(EightBit, net, batches)
-    theirs = trained(MasterAdamW, twin, batches, fused=True)
+    mine, theirs = trained(EightBit, net, batches), trained(MasterAdamW, twin, batches, fused=True)
     assert sum(mine[-50:]) == pytest.approx(sum(theirs[-50:]), rel=0.05) and theirs[-1] < 0.2 * theirs[0]
     for a, b, begun in zip(net.parameters(), twin.parameters(), start.parameters()):
         assert float((a - b).detach().norm()) < 0.5 * float((b - begun).detach().norm())
@@ -99,8 +98,7 @@ def test_small_second_moments_are_not_made_larger():
 def test_a_second_moment_decays_as_it_should():
     """By a thousandth a step, which is less than the distance between two codes."""
     p = torch.zeros(BLOCK, requires_grad=True)
-    optimizer = EightBit([{"params": [p]}], **SETTINGS)
-    gradient = torch.logspace(-2, 0, BLOCK)
+    optimizer, gradient = EightBit([{"params": [p]}], **SETTINGS), torch.logspace(-2, 0, BLOCK)
     p.grad = gradient
     optimizer.step()
     p.grad = torch.zeros(BLOCK)

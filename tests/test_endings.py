@@ -121,8 +121,7 @@ def test_a_value_can_follow_a_reply_that_fills_the_context():
 )
 def test_how_a_reply_ends(sampling, end, ids, text):
     """One token alone can be said, so that the reply is known; the ids keep the whole last token."""
-    learner = Learner(valuing(0.0), **{"max_tokens": 8, "lr": 0.0} | sampling)
-    (reply,) = learner.generate([[5, 6]])
+    (reply,) = Learner(valuing(0.0), **{"max_tokens": 8, "lr": 0.0} | sampling).generate([[5, 6]])
     assert reply.ids == letters().convert_tokens_to_ids(ids) and (reply.end, reply.reply) == (end, text)
 
 
@@ -191,14 +190,12 @@ def tokenizer(*, adds: bool, template: str | None = None):
 @pytest.mark.parametrize(("start", "count"), [("<s>", 1), ("", 0)])
 def test_as_many_beginnings_as_the_template_says(adds, start, count):
     ids = encode_prompt(tokenizer(adds=adds, template=start + RENDERED), ASKED)
-    assert ids.count(BOS) == count
-    assert letters().decode(ids, skip_special_tokens=True) == "hi.!"
+    assert ids.count(BOS) == count and letters().decode(ids, skip_special_tokens=True) == "hi.!"
 
 
 @pytest.mark.parametrize("adds", [True, False])
 def test_as_many_beginnings_as_the_tokenizer_declares(adds):
-    made = tokenizer(adds=adds)
-    hi = letters().convert_tokens_to_ids(["h", "i"])
+    made, hi = tokenizer(adds=adds), letters().convert_tokens_to_ids(["h", "i"])
     assert encode_prompt(made, "hi") == [BOS] * adds + hi
     assert encode_more(made, "hi") == hi  # what a world appends begins nothing
     assert encode_prompt(made, "") == [BOS]

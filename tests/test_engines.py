@@ -293,8 +293,7 @@ def test_wrong_options_are_named(options, why, tmp_path):
     given = {"url": "http://127.0.0.1:1/v1", "model": "policy", "folder": str(tmp_path)} | options
     with pytest.raises(OperantError, match=why):
         config = {"engine": "openai"} | {f"engine.{name}": value for name, value in given.items()}
-        made = named_parts.stored_options("engine", config)
-        named_parts.make("engine", "openai", made, policy_of())
+        named_parts.make("engine", "openai", named_parts.stored_options("engine", config), policy_of())
 
 
 def test_a_vllm_that_dies_is_started_again_and_loses_nothing(tmp_path, venv, monkeypatch):

@@ -64,8 +64,7 @@ def ahead(policy: Said, reference: Said, r: Tensor, y: int) -> Tensor:
 @cases(slow("one", 3), ("ragged", 2))
 def test_rloo_climbs_the_return(shape, size, monkeypatch):
     """E[reward] - BETA KL, whatever the size of the group: of whole replies, also where their lengths differ."""
-    mine = expected("rloo", shape, size, monkeypatch, **{"kl.coef": BETA})
-    assert gap(mine, of(best_return, shape)) < EXACT
+    assert gap(expected("rloo", shape, size, monkeypatch, **{"kl.coef": BETA}), of(best_return, shape)) < EXACT
 
 
 # --- GRPO -------------------------------------------------------------------------------------------------------------
@@ -81,8 +80,7 @@ KINDS = {"k3": {}, "plain_k3": {"kl.loss_kind": "plain_k3"}, "unscaled": {"advan
 )
 def test_grpo_is_the_sum_over_its_groups(kind, shape, size, monkeypatch):
     mine = expected("grpo", shape, size, monkeypatch, **{"kl.loss_coef": BETA} | KINDS[kind])
-    claim = grpo(size, scale=kind != "unscaled", ratio=kind != "plain_k3")
-    assert gap(mine, of(claim, shape)) < EXACT
+    assert gap(mine, of(grpo(size, scale=kind != "unscaled", ratio=kind != "plain_k3"), shape)) < EXACT
 
 
 @cases(2, slow(3))
@@ -162,12 +160,10 @@ def test_sft_descends_on_cross_entropy(shape, size, monkeypatch):
     def ragged(policy: Said, reference: Said, r: Tensor) -> Tensor:
         total = 0.0
         for group in groups_of(policy.logprobs, size):
-            tokens = torch.cat([policy.logprobs[y] for y in group])
-            total = total - likely(group, data) * tokens.mean()
+            total = total - likely(group, data) * torch.cat([policy.logprobs[y] for y in group]).mean()
         return total
 
-    truth = of(ragged if shape == "ragged" else whole, shape, temperature=1.0)
-    assert gap(mine, truth) < EXACT
+    assert gap(mine, of(ragged if shape == "ragged" else whole, shape, temperature=1.0)) < EXACT
 
 
 # --- distillation -----------------------------------------------------------------------------------------------------
@@ -205,8 +201,7 @@ replies come with masks, to PPO in test_policy_gradients.py."""
 def test_gigpo_of_one_turn_counts_the_comparison_twice(shape, size, monkeypatch):
     """All replies begin in the state of the prompt: advantages times 1 + omega, and KL once."""
     mine = expected("gigpo", shape, size, monkeypatch, **{"kl.loss_coef": BETA, "advantage.omega": 0.5})
-    truth = of(grpo(size, gain_of_all=1.5), shape)
-    assert gap(mine, truth) < EXACT
+    assert gap(mine, of(grpo(size, gain_of_all=1.5), shape)) < EXACT
 
 
 @cases(("one", 3, 2), slow("ragged", 2, 1))
@@ -232,8 +227,7 @@ def test_rejection_imitates_the_best_of_what_is_drawn(shape, size, keep):
 
     model = small(0)
     policy, reference = states(model), states(small(1)).detach()
-    divergence = (policy.exp() * (policy - reference)).sum(-1)
-    total = 0.0
+    divergence, total = (policy.exp() * (policy - reference)).sum(-1), 0.0
     for group, weight in zip(groups, weights, strict=True):
         best = [group[i] for i in sorted(range(size), key=lambda i: (-float(r[group[i]]), i))[:keep]]
         terms = [BETA * divergence[y, t] - policy[y, t, v] for y in best for t, v in enumerate(said[y])]

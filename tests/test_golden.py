@@ -105,8 +105,7 @@ def test_a_float32_model_has_float32_and_a_bfloat16_one_too():
 
 @pytest.mark.parametrize("algorithm", ["ppo", "rloo", "decision", "ilql"])
 def test_every_field_of_a_batch_is_float64_up_to_the_weights(algorithm):
-    student = made("gpt2", algorithm)
-    asked = prompts(0) * 2
+    student, asked = made("gpt2", algorithm), prompts(0) * 2
     replies = student.play([Task(str(p), p) for p in asked])
     seen, _ = student.preview(replies, [score(p, r.ids) for p, r in zip(asked, replies, strict=True)])
     found = widths(seen.with_(weights=collate.token_weights(seen)))

@@ -91,8 +91,7 @@ LOSSES = {
 def test_a_loss_and_its_gradient_are_those_of_the_formula(name):
     loss, options, rule = LOSSES[name]
     out, batch = rows()
-    terms = loss(out, batch, **options)
-    expected = by_token(rule)
+    terms, expected = loss(out, batch, **options), by_token(rule)
     for b, n in enumerate(LENGTHS):
         assert terms["loss"][b, 1 : 1 + n].tolist() == pytest.approx([x for x, _ in expected[b]], abs=1e-12)
     (terms["loss"] * batch.actions).sum().backward()
@@ -130,8 +129,7 @@ def expected_gradient(rule, values: Tensor, n: int) -> Tensor:
     p = LOGITS.softmax(0)
     total = torch.zeros_like(p)
     for group in product(range(len(p)), repeat=n):
-        weights = rule(values[list(group)])
-        chance = prod(float(p[i]) for i in group)
+        weights, chance = rule(values[list(group)]), prod(float(p[i]) for i in group)
         for i, weight in zip(group, weights.tolist(), strict=True):
             total += chance * weight / n * (torch.eye(len(p), dtype=p.dtype)[i] - p)
     return total

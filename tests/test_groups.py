@@ -108,8 +108,7 @@ def test_triplets_without_anything_to_compare_are_refused():
 # --- generate, generate, step -----------------------------------------------------------------------------------------
 def test_replies_of_several_calls_are_those_of_one_call():
     queries = [[5, 6], [7], [5, 6], [7], [5, 6]]
-    whole = Learner(lm(), max_tokens=6).generate(queries)
-    learner = Learner(lm(), max_tokens=6)
+    whole, learner = Learner(lm(), max_tokens=6).generate(queries), Learner(lm(), max_tokens=6)
     with pytest.raises(OperantError):
         learner.generate([[5, 6], [999]])  # a call that fails counts nothing
     one_by_one = [reply for query in queries for reply in learner.generate([query])]

@@ -42,8 +42,7 @@ def by_hand(learner, target, *, gamma, turn_gamma, tau, cql, bc, awac):
             if number + 1 < len(steps):
                 (following, *_), j, other = steps[number + 1]
                 ahead = (gamma if other == turn else gamma * turn_gamma) * following[j].detach()
-            reward = SCORES[turn] if last else 0.0
-            a = action[i]
+            reward, a = SCORES[turn] if last else 0.0, action[i]
             for each in q:
                 total = total + (reward + ahead - each[i, a]) ** 2
                 total = total - cql * each[i].log_softmax(-1)[a]
@@ -172,8 +171,7 @@ def test_heads_are_saved_with_the_learner_and_loaded_alone(tmp_path):
     assert not torch.equal(moved, learner.policy.value_head.one[-1].weight)
     learner.policy.tokenizer = letters()
     export(learner.policy, tmp_path / "export")
-    value = ValueOptions(layers=2, actions=True)
-    loaded = load_policy(str(tmp_path / "export"), value=value).value_head
+    loaded = load_policy(str(tmp_path / "export"), value=ValueOptions(layers=2, actions=True)).value_head
     assert isinstance(loaded, ActionValueHead)
     for name, x in learner.policy.value_head.state_dict().items():
         assert torch.equal(x, loaded.state_dict()[name]), name

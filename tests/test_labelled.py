@@ -94,8 +94,7 @@ def test_pairwise_and_rating_and_good_by_hand():
     good = batch_of([1, 0, 1], [0, 1, 2])
     wanted = [-math.log(sigmoid(S[0])), -math.log(sigmoid(-S[1])), -math.log(sigmoid(S[2]))]
     found, metrics = loss_of(S[:3], good, kind="good")
-    assert found == pytest.approx(sum(wanted) / 3)
-    assert metrics["preference/accuracy"].tolist() == [1.0, 1.0, 1.0]
+    assert found == pytest.approx(sum(wanted) / 3) and metrics["preference/accuracy"].tolist() == [1.0, 1.0, 1.0]
     steps = batch_of([1, 0, 1], [0, 0, 1])  # each label counts once, whatever the length of its group
     assert loss_of(S[:3], steps, kind="good")[0] == pytest.approx(sum(wanted) / 2)
 

@@ -83,8 +83,7 @@ def test_light_of_a_separate_critic_holds_it(tmp_path):
 def test_weights_of_a_light_one_are_what_the_next_step_begins_from(options, tmp_path):
     """For bfloat16 weights the optimizer has float32 masters, which must not restore the old weights."""
     learner = trained(steps=2, **options)
-    path = state_of(learner).save(tmp_path, 2, kind="light").path
-    other = trained(steps=0, **options)
+    path, other = state_of(learner).save(tmp_path, 2, kind="light").path, trained(steps=0, **options)
     assert not equal(weights(other), weights(learner))
     state_of(other).load(path, quiet, fresh_optimizer=True)
     assert equal(weights(other), weights(learner))

@@ -28,8 +28,7 @@ def trained(**value):
 def test_the_critic_is_saved_beside_a_plain_folder(value, tmp_path):
     policy = trained(**value)
     export(policy, tmp_path / "out")
-    bare = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    ids = torch.tensor([[3, 4, 5, 8]])
+    bare, ids = AutoModelForCausalLM.from_pretrained(tmp_path / "out"), torch.tensor([[3, 4, 5, 8]])
     torch.testing.assert_close(bare(ids).logits, policy.model(ids).logits)  # of a fused activation
     assert AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab() == letters().get_vocab()
     again = load_policy(str(tmp_path / "out"), value=ValueOptions())
@@ -74,8 +73,7 @@ def test_bfloat16_on_disk_is_trained_from_float32(tmp_path):
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_the_value_head_starts_at_zero_and_the_reference_stays(kind):
     learner = Learner(lm(kind), **{"optimizer.lr": 1e-2, "kl.coef": 0.1})
-    before = learner.reference.fingerprint
-    first = learner.step(*REPLIES)
+    before, first = learner.reference.fingerprint, learner.step(*REPLIES)
     assert first["value/mean"] == 0.0 and abs(first["kl/per_reply"]) < 1e-5
     # Replies from elsewhere: the estimate may have either sign, but the policy has moved and the reference has not.
     assert abs(learner.step(*REPLIES)["kl/per_reply"]) > 1e-3

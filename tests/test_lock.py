@@ -32,8 +32,7 @@ def left_behind(path, **other):
 
 
 def left_by_a_dead_process(path):
-    assert Child(lambda: 0 if lock.take_free(path) else 1).ends() == 0
-    assert path.exists()
+    assert Child(lambda: 0 if lock.take_free(path) else 1).ends() == 0 and path.exists()
 
 
 @pytest.mark.slow
@@ -108,8 +107,7 @@ def test_a_container_on_this_machine_is_asked_through_the_kernel(tmp_path):
     with in_use():
         lock.take(path)
     over.touch()
-    assert child.ends() == 0
-    assert lock.take(path)["space"] == "pid:[1]"
+    assert child.ends() == 0 and lock.take(path)["space"] == "pid:[1]"
 
 
 def test_an_older_lock_and_a_torn_one_are_understood(tmp_path):
@@ -132,8 +130,7 @@ def test_a_process_that_its_owner_has_forked_does_not_hold_it(tmp_path):
             os._exit(0)
         return 0
 
-    assert Child(own).ends() == 0
-    assert lock.take(path)["pid"] != os.getpid()
+    assert Child(own).ends() == 0 and lock.take(path)["pid"] != os.getpid()
     over.touch()
 
 

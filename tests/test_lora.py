@@ -44,8 +44,7 @@ def shaken(model, rank=4, **more):
 @pytest.fixture
 def folders(tmp_path):
     """The folder of a model, and the folder of a trained adapter for it."""
-    base = on_disk(tmp_path / "base", lm("gpt2", vocab=40))
-    model = shaken(lm("gpt2", vocab=40))
+    base, model = on_disk(tmp_path / "base", lm("gpt2", vocab=40)), shaken(lm("gpt2", vocab=40))
     model.peft_config["default"].base_model_name_or_path = base
     model.peft_config["default"].lora_dropout = 0.1
     adapters.save(model, tmp_path / "adapter")
@@ -60,13 +59,11 @@ def scores(policy):
 # --- what starts, and what stays --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
 def test_a_new_adapter_starts_at_nothing_and_alone_is_trained(kind):
-    plain = Policy(lm(kind, vocab=40))
-    learner = Learner(lm(kind, vocab=40), **LORA)
+    plain, learner = Policy(lm(kind, vocab=40)), Learner(lm(kind, vocab=40), **LORA)
     policy, before = learner.policy, base_of(learner.policy.model)
     assert torch.equal(scores(plain), scores(policy))
     beside = {n for n, p in policy.named_parameters() if p.requires_grad and ".lora_" not in n}
-    assert {n.split(".")[0] for n in beside} == {"value_head"}
-    assert learner.step(*REPLIES)["kl/per_reply"] == 0.0
+    assert {n.split(".")[0] for n in beside} == {"value_head"} and learner.step(*REPLIES)["kl/per_reply"] == 0.0
     learner.step(*REPLIES)
     assert float((scores(policy) - scores(plain)).abs().max()) > 0.05
     assert alike(base_of(policy.model), before) and alike(before, base_of(plain.model))
@@ -127,8 +124,7 @@ def test_12_the_reference_is_the_adapter_as_it_was(folders):
     assert float((held - scores(without)).abs().max()) > 0.3
     first = learner.step(learner.generate([[3, 4, 5], [6, 7]] * 4, max_new_tokens=6), [1.0, 0.0] * 4)
     assert abs(first["kl/per_reply"]) < 1e-5 > abs(first["kl/paid"])
-    assert learner.step(*REPLIES)["kl/per_reply"] != 0.0
-    assert torch.equal(scores(learner.reference.policy), held)
+    assert learner.step(*REPLIES)["kl/per_reply"] != 0.0 and torch.equal(scores(learner.reference.policy), held)
 
 
 @pytest.mark.slow
@@ -181,8 +177,7 @@ def test_an_adapters_folder_goes_on_as_a_policy(tmp_path, folders):
     for name, p in learner.policy.value_head.state_dict().items():  # the critic stands beside it
         assert torch.equal(p, again.policy.value_head.state_dict()[name])
     beside = load_policy(base, lora=LoraOptions(adapter=str(tmp_path / "out/adapter")))
-    assert torch.equal(scores(beside), scores(learner.policy))
-    assert again.step(*REPLIES)["kl/per_reply"] == 0.0
+    assert torch.equal(scores(beside), scores(learner.policy)) and again.step(*REPLIES)["kl/per_reply"] == 0.0
     merged = load_policy(str(tmp_path / "out"), value=ValueOptions())
     assert torch.allclose(scores(merged), scores(learner.policy), atol=1e-4) and not adapted(merged.model)
 
@@ -192,6 +187,8 @@ def test_a_model_of_pefts_own_is_taken_as_it_is():
 
     small = {"target_modules": ["c_attn"], "fan_in_fan_out": True}
     given = get_peft_model(lm("gpt2"), LoraConfig(r=2, **small))
+    with pytest.raises(OperantError, match="PeftModel is a wrapper of peft's: load_policy"):
+        Policy(given)
     learner = Learner(given, **FAST)
     before = base_of(learner.policy.model)
     learner.step(*REPLIES)

@@ -459,8 +459,7 @@ def foreign(patch, rules, *, algorithm="ppo", scores=SCORES, made=None, disturb=
         better = score - values if algorithm == "ppo" else np.full(len(old), (score - mean(mine)) / (std(mine) + 1e-6))
         ref = None if against is None else against.numbers(plain)[0]
         episodes.append(Episode(rollouts[-1], old, better, np.full(len(old), score), values, ref))
-    logged = learner.learn(rollouts, scores)
-    return [SimpleNamespace(logged=logged, update=Update(cuts, episodes, rules, made))]
+    return [SimpleNamespace(logged=learner.learn(rollouts, scores), update=Update(cuts, episodes, rules, made))]
 
 
 DIRECT = {name: say for name, say in UPDATE.items() if not name.startswith("rollout/likelihood")}
@@ -934,8 +933,7 @@ class Slow(Fair):
         self.hands = hands
 
     def reset(self, tasks):
-        first = next(iter(tasks.values())).id
-        self.hands.stream = {"t": "train", "e": "evaluate", "p": "probe"}[first[0]]
+        self.hands.stream = {"t": "train", "e": "evaluate", "p": "probe"}[next(iter(tasks.values())).id[0]]
         return super().reset(tasks)
 
     def step(self, replies):
@@ -1137,8 +1135,7 @@ def test_every_metric_has_a_row():
 
 
 def test_every_number_of_a_run_has_a_row(steps):
-    logged = {name for step in steps("game") for name in step.logged}
-    assert logged <= {*RUNS["game"][1], *CLOCK}
+    assert {name for step in steps("game") for name in step.logged} <= {*RUNS["game"][1], *CLOCK}
 
 
 def test_the_game_is_hard(steps):

@@ -44,8 +44,7 @@ def test_a_step_is_that_of_torchs_two_optimizers(kind, more, names):
 
 @cases(("t5", {}, 2 * 6 + 2 * 10), ("gpt2", {"lora.rank": 2}, 2 * 4 * 2), ("gpt2", {"model.train_layers": 1}, 4))
 def test_which_matrices_are_hidden(kind, options, count):
-    learner = Learner(lm(kind), **OPTIONS, **options)
-    hidden = hidden_matrices(learner.policy)
+    hidden = hidden_matrices(Learner(lm(kind), **OPTIONS, **options).policy)
     assert len(hidden) == count and all(p.ndim == 2 and p.requires_grad for p in hidden)
 
 
@@ -69,8 +68,7 @@ def test_what_its_state_takes_is_what_the_plan_says():
     assert isinstance(learner.optimizer, Muon)
     moments = [x for state in learner.optimizer.state.values() for x in state.values() if x.ndim]
     masters = [x for pair in learner.optimizer.pairs for x in (pair[1], pair[1].grad)]
-    taken = sum(x.nbytes for x in (*moments, *masters))
-    assert OptimizerOptions(kind="muon").state_bytes(learner.policy) == taken
+    assert OptimizerOptions(kind="muon").state_bytes(learner.policy) == sum(x.nbytes for x in (*moments, *masters))
 
 
 @cases(

@@ -40,8 +40,7 @@ def below_zero(learner) -> bool:
 def test_kl_falls_below_zero_and_the_declared_setting_is_named(cause):
     learner = wrong(cause, True)
     (finding,) = NEGATIVE.findings(learner)
-    assert below_zero(learner)
-    assert (finding.name, finding.level) == ("negative_kl", "problem")
+    assert below_zero(learner) and (finding.name, finding.level) == ("negative_kl", "problem")
     assert f"KL is {NEGATIVE.kl(learner)[0]:.2f} nats a reply" in finding.message
     assert finding.cause.startswith(f"{cause}={NEGATIVE.CAUSES[cause].declared[cause]!r}, as declared: ")
     assert not any(f"{other}=" in finding.cause for other in SETTINGS if other != cause)
@@ -79,8 +78,7 @@ def test_padding_is_recognised_and_makes_kl_negative():
 
 @pytest.mark.parametrize("cause", ["hot", slow("cold")])
 def test_an_undeclared_temperature_shows_at_the_first_step(cause):
-    assert names(declared := wrong(cause, True)) == {"declared_otherwise"}
-    assert NEGATIVE.kl(declared, 2)[0] > 0
+    assert names(declared := wrong(cause, True)) == {"declared_otherwise"} and NEGATIVE.kl(declared, 2)[0] > 0
     made = NEGATIVE.CAUSES[cause]
     (finding,) = NEGATIVE.findings(NEGATIVE.provoke(made.push, made.settings, {}, 1))
     assert finding.name == "other_sampler" and finding.step == 1

@@ -63,8 +63,7 @@ def refused(student: Learner, scores=SCORES) -> None:
     before, step = held(student), student.progress.step
     with pytest.warns(UserWarning, match="a step was refused"):
         told = stepped(student, scores)
-    assert student.refused is not None and student.refused.whole
-    assert alike(held(student), before)
+    assert student.refused is not None and student.refused.whole and alike(held(student), before)
     assert told["step"] == student.progress.step == step + 1
     assert told["update/refused"] == 1 and not told.get("update/steps") and all(math.isfinite(x) for x in told.values())
     assert student.algorithm.source == "data" or told["reward/mean"] == pytest.approx(sum(scores) / 8)
@@ -316,8 +315,7 @@ def test_a_run_stops_after_three_refused_steps(named, tmp_path):
                 healthy = weight.clone()
                 weight.fill_(HUGE)
     path = tmp_path / "r"
-    assert seen == [0, 1, 2, 3, 4, 5, 6]
-    assert [m["update/refused"] for m in told(path)] == [0, 1, 1, 0, 1, 1, 1]
+    assert seen == [0, 1, 2, 3, 4, 5, 6] and [m["update/refused"] for m in told(path)] == [0, 1, 1, 0, 1, 1, 1]
     text = str(failed.value)
     assert "3 steps in a row were refused, the last one was step 7: the value at row" in text
     assert "--optimizer.lr" in text and f"operant replay {path}/refused/step-00007" in text

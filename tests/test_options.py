@@ -1,8 +1,10 @@
 """Options by name: full, nested or short; what is converted, and what is refused."""
 
 from ast import literal_eval
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from cases import cases
@@ -66,6 +68,10 @@ def test_values():
         ("yes", bool, True),
         ("0.9,0.95", tuple[float, float], (0.9, 0.95)),
         ("a,b", tuple[str, ...], ("a", "b")),
+        ("a,b", list, ["a", "b"]),
+        ("a,b", set[str], {"a", "b"}),
+        ("3,4", Iterable[int], [3, 4]),
+        ("8", Literal[4, 8], 8),
     ):
         assert convert(value, kind, "x") == expected
     assert parse("a: &x {b: 1}\nc: {<<: *x, b: 2}", "x")["c"] == {"b": 2}, "no name that is written twice"

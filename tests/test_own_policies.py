@@ -1,6 +1,7 @@
 """Policies that are no transformers models: a table of bigrams."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -31,8 +32,7 @@ class Bigrams(PolicyBase):
         self.table = nn.Parameter(torch.zeros(vocabulary, vocabulary))
 
     def forward(self, batch, sampling=PURE, **kwargs):
-        before = batch.tokens.roll(1, 1)
-        logits = (self.table[before] / sampling.temperature).log_softmax(-1)
+        logits = (self.table[batch.tokens.roll(1, 1)] / sampling.temperature).log_softmax(-1)
         logprobs = logits.gather(-1, batch.tokens[..., None])[..., 0] * batch.actions
         entropy = -(logits.exp() * logits).sum(-1) * batch.actions
         return Outputs(logprobs, logprobs, entropy)
@@ -81,17 +81,30 @@ def test_an_installed_policy_is_made_again_from_its_export(tmp_path, monkeypatch
     folder = export(made, tmp_path / "around", made_by={"name": "around", "options": {}})
     again = load_policy(folder, value=ValueOptions())
     assert all(torch.equal(x, again.state_dict()[name]) for name, x in made.state_dict().items())
+    assert not isinstance(load_policy(export(load_policy(lm()), folder)).model, Around), "of the export before"
 
 
 def test_kl_to_the_first_table_is_exact():
     learner = Learner(Bigrams(), **{k: x for k, x in PLAIN.items() if k not in ("samples", "batch", "probes")})
     replies = learner.generate([[1]] * 8)
     learner.step(replies, wanted(replies))
-    moved = learner.policy.table.detach().log_softmax(-1)
-    replies = learner.generate([[1]] * 8)
+    moved, replies = learner.policy.table.detach().log_softmax(-1), learner.generate([[1]] * 8)
     metrics = learner.step(replies, wanted(replies))
     each = [sum(float(moved[a, b]) + math.log(V) for a, b in zip([1, *r.ids], r.ids, strict=False)) for r in replies]
     assert metrics["kl/per_reply"] == pytest.approx(sum(each) / 8, rel=1e-4)
+
+
+@cases(
+    ({}, None),
+    ({"algorithm": "soft_q"}, r"computed no `Outputs.logsumexp`"),
+    ({"kl.coef": 0.1, "kl.kind": "reverse"}, "computed no divergence"),
+    ({"kl.loss_coef": 0.1, "kl.loss_kind": "reverse"}, "computed no divergence"),
+)
+def test_replies_from_elsewhere_need_log_probs_alone(given, lacks):
+    learner = Learner(Bigrams(), **{"algorithm": "rloo"} | given)
+    with pytest.raises(OperantError, match=lacks) if lacks else nullcontext():
+        metrics = learner.step([[1]] * 4, [[2, 3]] * 4, [1.0, 0.0, 0.0, 1.0])
+        assert metrics["policy/entropy"] == pytest.approx(math.log(V))
 
 
 class Silent(Bigrams):
@@ -113,22 +126,18 @@ class Around(nn.Module):
 
 
 @cases(
-    (type("Bare", (PolicyBase,), {}), "Bare lacks a number `vocabulary` and a method `forward` and parameters", "rloo"),
-    (Silent, "policy Silent lacks a method `generate`: write it, or name an engine", "rloo"),
-    (Valued, "policy Valued lacks a method `values`", "ppo"),
-    (Bigrams, "needs a critic, and the policy has none: set has_values and write values", "ppo"),
-    (lambda: nn.Linear(2, 2), "a Linear is no language model of transformers: .* a policy of your own", "rloo"),
-    (lambda: load_policy(Around(), value=ValueOptions(critic="copy")), "no Around can be saved", "ppo"),
-    (object, "is no policy: .* derived from operant.PolicyBase", "rloo"),
+    (type("Bare", (PolicyBase,), {}), "Bare lacks a number `vocabulary` and a method `forward` and parameters", {}),
+    (Silent, "policy Silent lacks a method `generate`: write it, or name an engine", {}),
+    (Valued, "policy Valued lacks a method `values`", {"algorithm": "ppo"}),
+    (Bigrams, "needs a critic, and the policy has none: set has_values and write values", {"algorithm": "ppo"}),
+    (lambda: nn.Linear(2, 2), "a Linear is no language model of transformers: .* a policy of your own", {}),
+    (lambda: load_policy(Around(), value=ValueOptions(critic="copy")), "no Around can be saved", {"algorithm": "ppo"}),
+    (Bigrams, r"model.\*: a Bigrams takes none of them", {"model.precision": "bfloat16"}),
+    (object, "is no policy: .* derived from operant.PolicyBase", {}),
 )
-def test_what_a_policy_lacks_is_named_at_once(policy, message, algorithm):
+def test_what_a_policy_lacks_is_named_at_once(policy, message, given):
     with pytest.raises(OperantError, match=message):
-        Learner(policy(), **{"algorithm": algorithm, "kl.coef": 0.0})
-
-
-def test_options_of_models_are_not_ignored():
-    with pytest.raises(OperantError, match=r"model.\*: a Bigrams takes none of them"):
-        Learner(Bigrams(), algorithm="rloo", **{"model.precision": "bfloat16", "kl.coef": 0.0})
+        Learner(policy(), **{"algorithm": "rloo", "kl.coef": 0.0} | given)
 
 
 def test_a_choice_has_the_version_of_the_weights():

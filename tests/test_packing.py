@@ -97,8 +97,7 @@ def test_positions_begin_anew_with_each_row(config):
 
 def padded_left(rows: Batch) -> Batch:
     """The same rows, padded on the left with arbitrary tokens."""
-    lengths = rows.mask.sum(1).tolist()
-    width = rows.tokens.shape[1]
+    lengths, width = rows.mask.sum(1).tolist(), rows.tokens.shape[1]
     order = torch.tensor([[*range(n, width), *range(n)] for n in lengths])
     moved = {name: getattr(rows, name).gather(1, order) for name in ("tokens", "mask", "actions", "turns", "rewards")}
     return rows.with_(**moved | {"tokens": torch.where(moved["mask"], moved["tokens"], 17)})
@@ -236,8 +235,7 @@ def test_what_does_not_pack_exactly_is_padded_with_one_warning(make, why):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again = Policy(make().eval(), options=ModelOptions(packing="on"))
-    assert not made.modes.packed and not again.modes.packed
-    assert shapes(made, lambda: made(ragged())) == [(5, 14)]
+    assert not made.modes.packed and not again.modes.packed and shapes(made, lambda: made(ragged())) == [(5, 14)]
 
 
 def test_small_logits_of_fresh_weights_are_capped_as_large_ones():
@@ -247,8 +245,7 @@ def test_small_logits_of_fresh_weights_are_capped_as_large_ones():
 
 def test_rows_of_one_length_and_encoders_and_decoders_are_padded():
     """Packing would save nothing, and cost a little."""
-    made = policy()
-    even = Batch.given([[3, 4]] * 6, [[5, 6, 7]] * 6)
+    made, even = policy(), Batch.given([[3, 4]] * 6, [[5, 6, 7]] * 6)
     assert not made.packs(even) and shapes(made, lambda: made(even)) == [(6, 4)]
     assert made.packs(Batch.given([[3, 4]] * 6, [[5, 6, 7]] * 5 + [[5] * 9]))
     with warnings.catch_warnings():

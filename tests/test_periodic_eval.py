@@ -5,15 +5,17 @@ None of it may change a number of the training; what it writes is read back here
 
 import json
 import re
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 from cases import cases
 from small_runs import TASKS, count_a, cut, model, options, same, stopped_and_whole, told
-from toys import letters
+from toys import bare_logprobs, letters
 
 from operant import Learner, Policy, Task, load_policy, train
+from operant.engines.native.engine import NativeEngine
 from operant.metrics.collect import query_share
 from operant.models.safe_loading import load_tokenizer
 from operant.runs.evaluate import EvaluationOptions, Evaluator
@@ -78,8 +80,7 @@ def test_no_look_changes_a_number_of_the_training(watched, tmp_path):
 @pytest.mark.slow
 def test_resuming_with_every_look_is_bit_identical(tmp_path):
     again, whole = stopped_and_whole(tmp_path, 2, **RUN, **WATCHING)
-    assert distributions(again.path) == distributions(whole.path)
-    assert again.best == whole.best
+    assert distributions(again.path) == distributions(whole.path) and again.best == whole.best
     files = sorted(p.name for p in (whole.path / "probes").iterdir())
     assert files == sorted(p.name for p in (again.path / "probes").iterdir())
     for name in files:
@@ -98,8 +99,7 @@ def test_a_share_stays_held_out_when_the_run_is_resumed(tmp_path, capsys):
     assert len(drawn) == 48 and {*drawn} | {*held_out} == {task.id for task in tasks} and not {*drawn} & {*held_out}
     cut(tmp_path / "cut", 3, tasks=tasks, **given)
     again = train(model(), tasks, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters())
-    assert [rollout.task.id for rollout in again.after.rollouts] == held_out
-    assert told(again) == told(whole)
+    assert [rollout.task.id for rollout in again.after.rollouts] == held_out and told(again) == told(whole)
 
 
 # --- held-out tasks ---------------------------------------------------------------------------------------------------
@@ -158,15 +158,26 @@ def test_probes_begin_as_the_reference_and_are_told_by_token(watched):
     assert "probe/reward" not in metrics[1]
 
 
+class Silent(NativeEngine):
+    """As a server, it gives log-probs of what could be drawn, and does not say what that was."""
+
+    def generate(self, prompts, sampling, keys):
+        return [replace(made, allowed=None) for made in super().generate(prompts, sampling, keys)]
+
+
 def test_a_reference_that_is_another_model_answers_for_itself():
     other = model()
     for p in other.parameters():
         p.data *= 2
-    asked = learner(reference=Policy(other))
-    probes, kl = Probes(asked, HELD_OUT, count_a), Evaluator(asked, HELD_OUT, count_a)().kl
+    asked = learner(reference=Policy(other), engine=Silent)
+    made = Evaluator(asked, HELD_OUT, count_a, EvaluationOptions(sampling={"top_k": 1}))()
+    said = [(turn.prompt, turn.action) for rollout in made.rollouts for turn in rollout.turns]
+    kl = [float((bare_logprobs(asked.policy.model, *one) - bare_logprobs(other, *one)).sum()) for one in said]
+    assert made.kl == pytest.approx(sum(kl) / 5, abs=1e-4) and abs(made.kl) > 1e-3
+    probes = Probes(asked, HELD_OUT, count_a)
     mine, theirs = [[row["ids"] for row in rows] for rows, _ in (probes.ask(), probes.ask_reference())]
     alone = Probes(Learner(other, tokenizer=letters(), max_tokens=6), HELD_OUT, count_a)
-    assert theirs == [row["ids"] for row in alone.ask()[0]] != mine and abs(kl) > 1e-3
+    assert theirs == [row["ids"] for row in alone.ask()[0]] != mine
 
 
 def test_a_reward_that_fails_on_probes_stops_nothing(tmp_path):
@@ -175,8 +186,9 @@ def test_a_reward_that_fails_on_probes_stops_nothing(tmp_path):
             raise RuntimeError("not in the mood")
         return count_a(rollouts)
 
-    assert len(run(tmp_path / "r", picky, steps=1).metrics) == 1
-    assert "the probe prompts of step 1 were left out" in (tmp_path / "r/log.txt").read_text(encoding="utf-8")
+    assert len(run(tmp_path / "r", picky, steps=1, best="select/share").metrics) == 1
+    log = (tmp_path / "r/log.txt").read_text(encoding="utf-8")
+    assert "the probe prompts of step 1 were left out" in log and "best=select/share: no step has measured that" in log
 
 
 def test_pieces_of_tokens_join_to_the_text():

@@ -74,8 +74,7 @@ def test_fake_tensors_count_as_much_as_real_ones(kind):
     """Forward and backward pass of the same model, counted in the same way with fake and with real tensors."""
 
     def most(memory: Memory) -> int:
-        model = lm(kind)
-        ids = torch.zeros(3, 7, dtype=torch.long)
+        model, ids = lm(kind), torch.zeros(3, 7, dtype=torch.long)
         extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
         before = memory.peak().now
         model(input_ids=ids, use_cache=False, **extra).logits.float().logsumexp(-1).sum().backward()
@@ -105,8 +104,7 @@ def test_activations_grow_with_the_tokens_that_are_computed_at_once(folder):
     few = planned(folder, **more, micro_tokens=10 * 10).phases["update"]["activations"]
     many = planned(folder, **more, micro_tokens=10 * 40).phases["update"]["activations"]
     checkpointed = planned(folder, **more, micro_tokens=10 * 40, **{"model.gradient_checkpointing": True})
-    assert 3 < many / few < 4.2
-    assert checkpointed.phases["update"]["activations"] < 0.75 * many
+    assert 3 < many / few < 4.2 and checkpointed.phases["update"]["activations"] < 0.75 * many
     decoded = planned(folder, **more, engine="native", **{"engine.batch": 16}).phases["generation and scoring"]["cache"]
     assert decoded == planned(folder, batch=16).phases["generation and scoring"]["cache"]
 

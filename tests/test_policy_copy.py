@@ -132,8 +132,7 @@ def test_a_shadow_that_follows_moves_and_keeps_only_its_own(rule, share):
 
 def test_the_state_of_a_quantised_layer_is_shared():
     """A quantised layer makes this state of its weight in the first call; that of a copy would stay empty."""
-    kind = type("MatmulLtState", (), {})
-    policy = frozen_below(trained=["ln_f"])
+    kind, policy = type("MatmulLtState", (), {}), frozen_below(trained=["ln_f"])
     policy.model.transformer.h[0].mlp.state = kind()
     policy.model.transformer.h[1].mlp.state = "of another kind"
     other = PolicyCopy(policy).policy.model.transformer.h

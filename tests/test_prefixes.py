@@ -88,8 +88,7 @@ def test_numbers_are_those_of_a_fresh_pass(kind, ask, at_once):
     policy = policy_of(kind)
     assert chooses_on(policy, 50) == continues(policy) == (kind in KEPT)
     ragged = {"at_once": at_once, "text": lambda i, turn: NEXT[i][: 1 + (i + turn) % 3]}
-    fed = reading(policy)
-    fresh = episodes(NativeEngine(policy, kept_gb=0, batch=3), ask=ask, **ragged)
+    fed, fresh = reading(policy), episodes(NativeEngine(policy, kept_gb=0, batch=3), ask=ask, **ragged)
     whole = sum(fed)
     fed.clear()
     kept = episodes(NativeEngine(policy, batch=3), ask=ask, **ragged)
@@ -108,8 +107,7 @@ def test_every_token_is_read_once(kind):
     assert continues(policy)
     fed = reading(policy)
     made = episodes(NativeEngine(policy), ask=generated)
-    assert sum(fed) == 4 * (5 + 2 * 3 + 12 - 1)
-    assert all(len(c.action) == 4 for _, c in made)
+    assert sum(fed) == 4 * (5 + 2 * 3 + 12 - 1) and all(len(c.action) == 4 for _, c in made)
 
 
 def test_a_choice_reads_the_prompt_once_and_each_option():
@@ -132,8 +130,7 @@ def test_a_fresh_prompt_reads_what_follows_the_common_beginning():
         engine.generate([[*objective, 3, 4]], EXACT, [1])
         fed = reading(policy)
         c = engine.generate([[*objective, 13, 14, 15]], EXACT, [2])[0]
-    assert fed == [3, 1, 1, 1]
-    assert says(policy.model, [*objective, 13, 14, 15], c, atol=1e-9)
+    assert fed == [3, 1, 1, 1] and says(policy.model, [*objective, 13, 14, 15], c, atol=1e-9)
 
 
 @pytest.mark.parametrize("ask", [generated, both])
@@ -222,8 +219,7 @@ def test_new_weights_compute_everything_anew():
 @pytest.mark.parametrize("rows", [0, 1, 2.5])
 def test_no_more_is_kept_than_allowed(rows):
     """A token has 2 layers x keys and values x 32 numbers of 8 bytes; the longest row has 23 tokens."""
-    policy = policy_of("gpt2")
-    most = rows * 23 * 2 * 2 * 32 * 8
+    policy, most = policy_of("gpt2"), rows * 23 * 2 * 2 * 32 * 8
     engine, sizes = NativeEngine(policy, kept_gb=most / 1e9), []
 
     def looking(engine, prompts, keys, turn):

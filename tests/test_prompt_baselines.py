@@ -16,6 +16,7 @@ from operant.apps.prompts.baselines import Classification, Vocabulary, compare
 from operant.apps.prompts.examples import Examples
 from operant.apps.prompts.task_models import BlackBox, task_model
 from operant.apps.prompts.templates import PromptTemplate
+from operant.runs.evaluate import EvaluationOptions, Evaluator
 from operant.sampling import counter, uniforms
 
 WORDS = ("bad", "good")
@@ -244,12 +245,16 @@ def test_a_policy_that_writes_only_text_draws_what_searches_draw(stops):
     assert {"a", "7", "!", "Film", " film", " the"} <= {tokenizer.decode([i]) for i in allowed}
     replies = learner.generate([[5, 6]] * 32)
     assert all({*rollout.ids} <= allowed and rollout.reply.isprintable() for rollout in replies)
+    asked = Evaluator(learner, [], None, EvaluationOptions(sampling={"stop_tokens": [7]}))
+    for other in (asked.sampling, learner.generate([[5, 6]], eos_token_id=7)[0].sampling):  # 2 is a stop token no more
+        assert {*range(420)} - {*other.banned} == allowed - {2} | ({7} if stops else set())
     odd = [i for i in range(len(tokenizer)) if i not in allowed]
     assert {"\ufffd", "\n", "\x1b", " ", "<s>", "z"} <= {tokenizer.decode([i]) for i in odd}
 
 
 def test_only_text_is_refused_where_it_would_do_nothing():
-    with pytest.raises(OperantError, match="only_text needs a tokenizer"):
-        Learner(lm("gpt2", 20), algorithm="grpo", only_text=True)
+    for name, value in {"only_text": True, "stop_strings": ["x"]}.items():
+        with pytest.raises(OperantError, match=f"{name} needs? a tokenizer"):
+            Learner(lm("gpt2", 20), algorithm="grpo", **{name: value})
     with pytest.raises(OperantError, match=r"for a whole run: --sampling\.only-text True"):
         Learner(Policy(lm("gpt2", 400), byte_tokenizer()), algorithm="grpo").generate([[5]], only_text=True)

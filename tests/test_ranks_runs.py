@@ -10,6 +10,7 @@ from toys import lm
 from operant import Learner, OperantError, Policy, Task, ValueOptions
 from operant.distributed import rank
 from operant.runs.scored_rollouts import play_and_score
+from operant.training.step_arguments import parsed
 
 IDS = ["a", "b", "c", "d", "e"]
 TASKS = [Task(name, [5 + i, 6]) for i, name in enumerate(IDS)]
@@ -46,8 +47,7 @@ def learnt(name: str) -> dict:
     """Metrics of two steps, and the weights after them less those before."""
     algorithm, options, reward = CASES[name]
     model = lm(spread=0.2).double()
-    value = ValueOptions() if algorithm == "ppo" else None
-    reference = Policy(lm(seed=1).double())
+    value, reference = ValueOptions() if algorithm == "ppo" else None, Policy(lm(seed=1).double())
     learner = Learner(Policy(model, value=value), reference=reference, algorithm=algorithm, **BASE | options)
     before = [p.detach().clone() for p in learner.policy.trainable()]
     told = []
@@ -63,7 +63,7 @@ def learnt(name: str) -> dict:
 
 def work(number: int, world: int) -> dict:
     told = {"heard": heard(), "nobody": nobody(), "own": own_queries(number), "wrong": wrong_triplets(number)}
-    return {name: learnt(name) for name in CASES} | told
+    return {name: learnt(name) for name in CASES} | told | {"horizon": horizon(number)}
 
 
 def heard() -> str:
@@ -79,6 +79,13 @@ def own_queries(number: int) -> dict:
     learner = Learner(lm(), algorithm="grpo", **BASE)
     replies = learner.generate([[5, 6], [5, 6], [7 + number], [7 + number]])
     return {"ids": [r.ids for r in replies[:2]], "error": _heard(lambda: learner.step(replies, [1.0, 0.0] * 2))}
+
+
+def horizon(number: int) -> int:
+    """Each rank lets its replies have another length; what replies are divided by has to be one number."""
+    learner = Learner(lm(), algorithm="reinforce", **BASE)
+    replies = learner.generate([[5, 6]], max_new_tokens=3 + number)
+    return parsed(learner, replies, [1.0], dict.fromkeys(["scores", "groups"])).sampling.max_tokens
 
 
 def wrong_triplets(number: int) -> str:
@@ -140,3 +147,4 @@ def test_ranks_that_ask_the_same_get_replies_of_their_own(ranks):
 
 def test_a_mistake_in_the_triplets_of_one_rank_is_heard_on_both(ranks):
     assert {rank["wrong"] for rank in ranks} == {"1 responses for 2 queries: give one for each"}
+    assert {rank["horizon"] for rank in ranks} == {4}

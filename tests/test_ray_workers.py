@@ -105,8 +105,7 @@ def test_a_run_is_that_of_worker_processes_to_the_bit(ray, tmp_path):
     whole = started("workers", "whole")
     started("ray", "half", steps=1)
     before = below()
-    assert told(started("ray", "half", resume=True)) == told(whole)
-    assert gone(before) and ray.is_initialized()
+    assert told(started("ray", "half", resume=True)) == told(whole) and gone(before) and ray.is_initialized()
 
 
 def test_rooms_are_those_of_worker_processes(actors):
@@ -227,12 +226,10 @@ def test_no_verdict_is_lost_when_a_judging_actor_is_killed(ray):
     asked = [Program(f"{slow}def f(x): return 2 * x + {i} - {i}" + " " * i, DOUBLE) for i in range(4)]
     asked.append(Program("def f(x): return 4", DOUBLE))
     dead = pid(ray, jail.actors[0])
-    killer = threading.Timer(0.15, os.kill, (dead, signal.SIGKILL))
-    killer.start()
+    threading.Timer(0.15, os.kill, (dead, signal.SIGKILL)).start()
     with pytest.warns(UserWarning, match=r"actor 0 of programs on Ray died and is started again"):
         found = jail.run(asked)
-    assert [v.outcome for v in found] == ["passed"] * 4 + ["failed test"]
-    assert pid(ray, jail.actors[0]) != dead
+    assert [v.outcome for v in found] == ["passed"] * 4 + ["failed test"] and pid(ray, jail.actors[0]) != dead
     jail.close()
 
 

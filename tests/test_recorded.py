@@ -101,6 +101,8 @@ SAID = {"role": "assistant", "content": "zebra"}
     (ONE | {"version": -1}, "line 2: version=-1"),
     (ONE | {"temperature": 0.7}, "temperature 0.7, and the run scores at 1: --sampling.temperature 0.7"),
     (ONE | {"prompt_token_ids": [4] * 64}, "line 2 .*64"),
+    (ONE | {"message": "hi"}, "line 2: message is 'hi'; it must be an object"),
+    (ONE | {"logprobs": {"content": ["x"]}}, "line 2.*logprobs.content"),
     (ONE | {"group": [1]}, r"line 2: group=\[1\]"),
     ({"prompt": "a", "replies": ["b", "c"]}, "line 2: it has 2 replies: make a record of each"),
 )
@@ -115,6 +117,7 @@ def test_a_broken_record_is_a_sentence(row, why, one, tmp_path):
 @cases(
     ({"algorithm": "sft"}, "algorithm=sft: it learns from demonstrations .*in tasks"),
     ({"algorithm": "nlpo"}, "algorithm=nlpo: its mask decides"),
+    ({"algorithm": "dapo", "batch": 8}, "redraw=4: it decides what is played; .*: use redraw=0"),
     ({"algorithm": "coderl"}, "algorithm=coderl: it also needs demonstrations"),
     ({"env": "rooms"}, "env='rooms': a world decides what is played"),
     ({"tasks": "a.txt"}, "tasks='a.txt': .*use tasks=none"),

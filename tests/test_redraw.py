@@ -55,10 +55,8 @@ def test_prompts_stay_whose_rewards_differ(good, redraw):
     for rounds, kept in islice(by_hand(good, redraw), 3):
         played.clear()
         rollouts, judged, metrics = run.play_and_score(train)
-        assert played == rounds
-        assert [r.task.id for r in rollouts[::2]] == [r.task.id for r in rollouts[1::2]]
-        assert sorted(r.task.id for r in rollouts[::2]) == sorted(kept)
-        assert judged.scores == reward(rollouts)
+        assert played == rounds and [r.task.id for r in rollouts[::2]] == [r.task.id for r in rollouts[1::2]]
+        assert sorted(r.task.id for r in rollouts[::2]) == sorted(kept) and judged.scores == reward(rollouts)
         assert len({(r.task.id, tuple(r.ids), r.place) for r in rollouts}) == 6
         again = sum(map(len, rounds[1:]))
         assert metrics == ({"rollout/redrawn": again, "rollout/drawn_per_used": (3 + again) / 3} if redraw else {})

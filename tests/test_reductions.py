@@ -59,16 +59,15 @@ def test_groups_with_equal_rewards_are_left_out_unless_all_are():
     learner = Learner(lm(), algorithm="grpo", **{"learner.drop_equal": True})
     replies = [said([3], [4, 5], group=g) for g in (0, 0, 1, 1, 2, 2)]
     _, places = learner.preview(replies, [1.0, 0.0, 2.0, 2.0, None, 3.0])
-    assert places == [0, 1]
-    assert learner.preview(replies, [1.0] * 6)[1] == list(range(6))
+    assert places == [0, 1] and learner.preview(replies, [1.0] * 6)[1] == list(range(6))
     metrics = learner.learn(replies, [1.0, 0.0, 2.0, 2.0, 4.0, 3.0])
     assert metrics["rollout/count"] == 4 and metrics["rollout/dropped"] == pytest.approx(1 / 3)
 
 
-@cases(("ppo", "copy"), ("vapo", None))
-def test_the_critic_moves_first_and_alone(algorithm, critic):
+@cases(("ppo", "copy", "adaptive"), ("vapo", None, "fixed"))
+def test_the_critic_moves_first_and_alone(algorithm, critic, control):
     given = {"value.critic": critic, "learner.critic_steps": 2, "optimizer.lr": 1e-2, "seed": 1}
-    learner = Learner(lm(), algorithm=algorithm, max_tokens=4, **given)
+    learner = Learner(lm(), algorithm=algorithm, max_tokens=4, **given | {"kl.control": control})
     own = learner.policy.critic if critic else learner.policy.value_head
     apart = {id(p) for p in own.parameters()}
 
@@ -81,8 +80,9 @@ def test_the_critic_moves_first_and_alone(algorithm, critic):
         before, replies = parts(), learner.generate([[3], [4]])
         metrics = learner.step(replies, [1.0, 0.0])
         moved.append([not all(map(torch.equal, *pair)) for pair in zip(before, parts(), strict=True)])
+        moved[-1].append(learner.controller.coef != learner.kl.coef)  # a policy that stands answers to no price
         assert ("policy/loss" in metrics) == (step == 2) and metrics["value/loss"] > 0
-    assert moved == [[True, False], [True, False], [True, True]]
+    assert moved == [[True, False, False], [True, False, False], [True, True, control == "adaptive"]]
 
 
 def test_the_preset_scalerl_is_cispo_with_its_options():

@@ -33,8 +33,7 @@ def test_a_restart_finds_no_keys_of_the_last_start():
         met = list(threads.map(lambda number: distributed.fresh_store(store, number, 3), range(3)))
     met[0].set("key", "of this start")
     assert [part.get("key") for part in met] == [b"of this start"] * 3
-    again = distributed.fresh_store(store, 0, 1)
-    assert not again.check(["key"])
+    assert not distributed.fresh_store(store, 0, 1).check(["key"])
 
 
 FACTS = [

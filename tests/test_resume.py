@@ -1,10 +1,13 @@
 """Going on with a run: what may change and what may not, what is cut back, what is taken from the checkpoint."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,8 +18,10 @@ from toys import letters, lm, on_disk
 from operant import Learner, OperantError, Task, steps, train
 from operant.api import runs
 from operant.envs import SingleTurn
+from operant.options import parse
+from operant.runs.config import describe
 from operant.runs.folder import state
-from operant.runs.resume import stored_options
+from operant.runs.resume import Change, go_on, stored_options
 from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import newest_whole
 from operant.tools.cli import main
@@ -116,8 +121,7 @@ def test_a_resume_elsewhere_names_the_folder_of_the_start(option, folder, monkey
     words[words.index("--steps") + 1] = "1"
     if option == "tasks":
         Path("tasks.txt").rename("my tasks.txt")
-    own = {"reward": "own.py:score", "tasks": "my tasks.txt"}
-    words[words.index(f"--{option}") + 1] = own[option]
+    words[words.index(f"--{option}") + 1] = {"reward": "own.py:score", "tasks": "my tasks.txt"}[option]
     assert main(words) == 0
     (folder / "other").mkdir()
     monkeypatch.chdir(folder / "other")
@@ -173,6 +177,10 @@ def test_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path):
         break
     for run in steps_of(out, resume=True):
         assert run.learner.controller.coef == 0.7
+        folder = SimpleNamespace(path=tmp_path / "of another rank", checkpoints=out / "checkpoints")
+        rank = SimpleNamespace(**vars(run) | {"folder": folder, "first": False})
+        go_on(rank, newest_whole(folder.checkpoints), [Change("seed", 0, 0)], fresh_optimizer=False)
+        assert run.learner.controller.coef == 0.7, "the checkpoint has restored the old one"
         run.step()
         run.checkpoints.save()
         moved = run.learner.controller.coef
@@ -239,8 +247,7 @@ def test_the_command_line_goes_on_changes_and_ends(folder, capsys):
         (["--out", "elsewhere"], "--out elsewhere beside --resume"),
         (["--steps", "many"], "steps='many'"),
     ):
-        assert main(["train", "--resume", run, *words]) == 2
-        assert sentence in capsys.readouterr().err
+        assert main(["train", "--resume", run, *words]) == 2 and sentence in capsys.readouterr().err
     assert main(["train", "letters", "--fresh-optimizer"]) == 2
     assert "fresh_optimizer without resume" in capsys.readouterr().err
 
@@ -258,6 +265,14 @@ def test_what_was_evaluated_before_training_is_compared_with_its_like(folder, ca
     assert judged["before"] is None and len(judged["after"]["replies"]) == 3
     assert main([*more[:-1], "4", "--evaluate", "none"]) == 0
     assert not (folder / "run/evaluation.json").exists(), "it was of step 3"
+
+
+def test_metrics_that_a_resume_adds_keep_the_evaluation_before(tmp_path):
+    rows = [{"prompt": text, "completion": "a"} for text in TASKS]
+    given = {"tokenizer": letters(), "algorithm": "sft", "evaluate": rows, "out": tmp_path / "run"}
+    first = train(model(), rows, **SMALL | given | {"steps": 1})
+    run = train(model(), rows, resume=True, steps=2, **given, **{"evaluation.metrics": "distinct"})
+    assert run.before.loss == first.before.loss > run.after.loss and len(run.after.rollouts) == 5
 
 
 def test_fewer_steps_than_a_stopped_run_has_done_are_refused(stopped):
@@ -343,8 +358,7 @@ def test_what_was_measured_is_taken_from_the_checkpoint(tmp_path, monkeypatch):
         assert run.learner.reference.policy.modes.cached is not False, "each model has its own"
         assert run.learner.budget.tokens == 512
         break
-    assert torch.get_num_threads() == ran
-    assert "torch computes with 2 threads as when the run began" in log(out)
+    assert torch.get_num_threads() == ran and "torch computes with 2 threads as when the run began" in log(out)
     assert "not bit-identically" not in log(out)
     for run in steps_of(out, resume=True, **{"update.micro_tokens": 2048}):
         assert run.learner.budget.tokens == 2048, "also above what the checkpoint has"
@@ -467,6 +481,11 @@ def test_held_out_tasks_that_nobody_judges_stop_no_checkpoint(tmp_path):
 
     held = [Task(f"held/{i}", text) for i, text in enumerate(TASKS)]
     cut(tmp_path / "run", 1, only_training, steps=2, evaluate=held)
+    config = tmp_path / "run/config.yaml"
+    for listed in ("<list of 5>", "[<Task>, <Task>]"):  # the second by an earlier version
+        config.write_text(re.sub("(?m)^evaluate: .*", f"evaluate: {listed}", config.read_text(encoding="utf-8")))
+        with pytest.raises(OperantError, match="was started from Python with evaluate="):
+            again(tmp_path / "run", only_training)
     run = again(tmp_path / "run", only_training, evaluate=held)
     assert len(told(run)) == 2 and run.before.mean != run.before.mean
 
@@ -485,6 +504,19 @@ def test_a_light_checkpoint_goes_on_with_a_fresh_optimizer_alone(tmp_path, capsy
     assert lines[2]["kl/coef"] != lines[1]["kl/coef"] != 0.1, "and so does what KL costs"
     steps_taken = {int(state["step"]) for state in run.learner.optimizer.state.values()}
     assert steps_taken == {4}, "of one step: 2 epochs of 2 minibatches"
+
+
+@cases(
+    ({"algorithm": "soft_q"}, True),
+    ({"algorithm": "nlpo", "top_p": 0.9}, True),
+    ({"algorithm": "nlpo", "top_p": 0.9, "mask.every": 0}, False),
+)
+def test_copies_follow_the_weights_of_a_light_checkpoint(given, follows, tmp_path):
+    cut(out := tmp_path / "run", 1, checkpoint="light", **given)
+    for run in steps_of(out, resume=True, fresh_optimizer=True):
+        [copied] = [copied for name, copied in run.learner.copies.items() if name != "reference"]
+        assert same(copied, run) is follows
+        break
 
 
 # --- which checkpoints ------------------------------------------------------------------------------------------------
@@ -519,6 +551,16 @@ def test_a_text_in_angle_brackets_is_no_object(tmp_path):
     run = train(model(), TASKS, "letters:a", out=tmp_path / "run", **given, **SMALL | {"steps": 1})
     options = stored_options(run.path, {"policy": model(), "steps": 2})
     assert options["env.cue"] == "<answer>" and "env.mode" not in options
+
+
+@cases(
+    ([Task("a", "b")] * 3, "<list of 3>"),
+    (["b"] * 100_001, "<list of 100001>"),
+    ([{"prompt": "a", "target": np.float64(0.5)}, np.str_("b"), np.int64(2)], [{"prompt": "a", "target": 0.5}, "b", 2]),
+    ids=["objects", "long", "numpy"],
+)
+def test_lists_are_written_so_that_they_can_be_read(given, written):
+    assert parse(yaml.safe_dump(describe(given)), "x") == written
 
 
 def test_options_that_change_nothing_are_noted(folder, capsys):

@@ -33,13 +33,11 @@ def test_the_gradient_of_two_sources_is_the_sum_of_both():
     """By autograd on bare log-probs: each token weighs 1 / N, a played one by -advantage, a given one by -coef."""
     learner = Learner(lm(), algorithm=PTX, reference=None, keep_gradients=True, **PLAIN, **ALONE, imitation_coef=0.5)
     played, given = learner.generate([[4, 9], [5], [6, 6, 7]]), demonstrations()
-    twin = Policy(lm(), value=ValueOptions())
-    scores = [1.0, -2.0, 0.5]
+    twin, scores = Policy(lm(), value=ValueOptions()), [1.0, -2.0, 0.5]
     metrics = learner.learn([*played, *given], [*scores, None, None, None])
     rows = [r.turns[0] for r in (*played, *given)]
     batch = Batch.given([turn.prompt for turn in rows], [turn.action for turn in rows])
-    out = twin.forward(batch)
-    values = [r.turns[0].values for r in played]
+    out, values = twin.forward(batch), [r.turns[0].values for r in played]
     assert not any(map(any, values)), "the value head begins at 0, so the advantage is the score"
     weights = torch.tensor([*scores, 0.5, 0.5, 0.5])[:, None] * batch.actions / batch.actions.sum()
     (-(weights * out.logprobs).sum()).backward()
@@ -108,8 +106,7 @@ def test_a_mask_reaches_the_engine():
         with torch.no_grad():
             logits = mask.model(torch.tensor([turn.prompt])).logits[0, -1]
         probs, order = logits.softmax(0).sort(descending=True)
-        nucleus = order[: int((probs.cumsum(0) < 0.6).sum()) + 1]
-        assert set(turn.allowed[0]) == set(nucleus.tolist()), step
+        assert set(turn.allowed[0]) == set(order[: int((probs.cumsum(0) < 0.6).sum()) + 1].tolist()), step
         learner.step(replies, [1.0, -1.0])
 
 

@@ -17,8 +17,7 @@ from operant.types import OperantError
 
 
 def test_a_new_run_never_writes_into_an_old_folder(tmp_path):
-    out = tmp_path / "runs" / "sentiment"
-    made = []
+    out, made = tmp_path / "runs" / "sentiment", []
     for seed in range(3):
         with RunFolder.create(out, {"seed": seed}) as folder:
             folder.log(1, {"reward/mean": float(seed)})
@@ -61,8 +60,7 @@ def test_metrics_are_strict_json_with_null_for_nan(tmp_path):
 
 def test_a_line_is_on_disk_before_the_run_is_closed(tmp_path):
     killed = Child(lambda: RunFolder.create(tmp_path / "x", {}).log(1, {"a": 0.5}) or os.kill(os.getpid(), 9))
-    assert killed.ends() == -9
-    assert RunFolder.open(tmp_path / "x").metrics() == [{"step": 1, "a": 0.5}]
+    assert killed.ends() == -9 and RunFolder.open(tmp_path / "x").metrics() == [{"step": 1, "a": 0.5}]
 
 
 def test_resume_cuts_what_is_played_again_and_a_torn_line(tmp_path):

@@ -55,8 +55,7 @@ def test_a_stop_string_keeps_the_last_token_and_cuts_the_text(strings, pieces, m
 
 def test_the_text_has_no_stop_token_and_keeps_a_leading_space():
     tokenizer = letters()
-    reply = [*ids_of(" b", "c"), 2]
-    assert reply_text(tokenizer, ids_of("a"), reply, Sampling(stop_tokens=(2,))) == " bc"
+    assert reply_text(tokenizer, ids_of("a"), [*ids_of(" b", "c"), 2], Sampling(stop_tokens=(2,))) == " bc"
     assert reply_text(tokenizer, ids_of("a"), ids_of("c", "d"), Sampling(stop_tokens=tuple(ids_of("d")))) == "c"
 
 
@@ -80,7 +79,8 @@ def test_a_method_of_trls_trainer_is_answered_with_ours():
 
 
 def test_the_names_of_transformers_mean_what_they_say_there():
-    given = {"min_new_tokens": 2, "eos_token_id": [4, 5], "temperature": 0.7, "num_beams": None, "top_k": 5.0}
+    given = {"min_new_tokens": 2, "eos_token_id": [4, 5], "temperature": 0.7, "top_k": 5.0}
+    given |= dict.fromkeys(("num_beams", "do_sample"))
     expected = Sampling(min_tokens=2, stop_tokens=(4, 5), temperature=0.7, top_k=5)
     made = from_generation_kwargs(Sampling(), given)
     assert made == expected and type(made.top_k) is int  # torch.topk takes no float

@@ -94,8 +94,7 @@ def test_chunks_are_nearly_equal_and_keep_groups_together(tmp_path):
 def test_judgements_of_chunks_are_joined_as_if_said_at_once(reward):
     """Also where a whole chunk is not judged."""
     rollouts, reward = learner().play(TASKS[:6]), resolve(reward)
-    said = judge(reward, rollouts)
-    assert join_judgements([judge(reward, rollouts[s]) for s in chunk_slices(6, 3, 1)]) == said
+    assert join_judgements([judge(reward, rollouts[s]) for s in chunk_slices(6, 3, 1)]) == judge(reward, rollouts)
 
 
 def test_a_run_in_chunks_is_the_run_without(tmp_path):

@@ -83,8 +83,7 @@ def test_decoding_keeps_what_a_bare_forward_says(kind):
 def test_with_pad_equal_to_eos_exactly_the_reply_is_trained(kind):
     """One reply ends with the end token, one holds that id in its middle, one never ends: 14 actions."""
     replies = [([5, 6], [8, 9, 4, EOS]), ([4, 3, 7], [7, EOS, 7, 5, 6]), ([9], [6, 10, 11, 12, 13])]
-    policy = Policy(lm(kind, pad_token_id=EOS))
-    batch = collate([said(*turn) for turn in replies], [1.0] * 3)
+    policy, batch = Policy(lm(kind, pad_token_id=EOS)), collate([said(*turn) for turn in replies], [1.0] * 3)
     batch = wider(batch, 3, EOS, 0.0)
     batch = batch.with_(weights=token_weights(batch))
     assert int((batch.weights > 0).sum()) == 14
@@ -129,8 +128,7 @@ def test_a_row_that_the_reference_cannot_read_is_a_sentence():
 def test_half_precision_logits_are_scored_in_float32(temperature):
     torch.manual_seed(0)
     states, head = torch.randn(50, 16).bfloat16(), (torch.randn(5000, 16) * 0.6).bfloat16()
-    ids = torch.randint(5000, (50,))
-    sampling = Sampling(temperature=temperature)
+    ids, sampling = torch.randint(5000, (50,)), Sampling(temperature=temperature)
     out = score(lambda s: s @ head.T, states, ids, torch.zeros(50, dtype=torch.long), sampling, vocabulary=5000)
     truth = ((states @ head.T).double() / temperature).log_softmax(-1)
     assert out["logprobs"].dtype == out["entropy"].dtype == torch.float32
@@ -152,8 +150,7 @@ def test_a_bfloat16_model_may_have_an_output_head_in_float32(kind, tmp_path, mon
     replies = learner.play([Task(f"t{i}", [5 + i, 6]) for i in range(4)], env=SingleTurn())
     assert {*drawn_from} == {torch.float32}
     batch = collate(replies, [0.0] * 4)
-    states = learner.policy.states(batch)
-    head = learner.policy.head
+    states, head = learner.policy.states(batch), learner.policy.head
     assert states.dtype == head.weight.dtype == torch.bfloat16
     scaled = states.float() @ head.weight.float().T
     truth = learner.policy.modes.finish(scaled).log_softmax(-1).gather(1, batch.tokens[batch.actions][:, None])[:, 0]
@@ -266,8 +263,7 @@ def test_the_sweep_has_the_gradient_of_its_numbers(how, beside, top_k):
 def test_an_all_but_impossible_token_has_a_finite_gradient():
     logits = torch.tensor([[0.0, -900.0, 1.0]], dtype=torch.float64, requires_grad=True)
     zero, other = torch.tensor([0]), torch.tensor([[0.0, 5.0, 1.0]], dtype=torch.float64)
-    inputs = SweepInput(zero, zero, Sampling(), other)
-    sum(Sweep.apply(logits, inputs)).sum().backward()
+    sum(Sweep.apply(logits, SweepInput(zero, zero, Sampling(), other))).sum().backward()
     assert logits.grad.isfinite().all()
 
 

@@ -88,8 +88,7 @@ def ranks_of(daily: bool) -> list[dict]:
 
 @pytest.mark.parametrize("name", slow_but(DAILY, CASES))
 def test_two_ranks_with_parts_of_weights_learn_as_one_process(name):
-    ranks = ranks_of(name in DAILY)
-    truth = learnt(name, list(range(7)), "ddp")
+    ranks, truth = ranks_of(name in DAILY), learnt(name, list(range(7)), "ddp")
     assert float(truth["moved"].norm()) > 0
     for rank in (0, 1):
         mine = ranks[rank][name]
@@ -171,8 +170,7 @@ def test_a_checkpoint_of_two_ranks_resumes_on_any_number_of_them(world, parallel
 
 @pytest.mark.slow
 def test_a_checkpoint_of_one_process_resumes_on_two_ranks(folder, tmp_path):
-    truth = saved(0, 1, tmp_path)
-    found = on_ranks(resumed, 2, tmp_path, deadline=400)[0]
+    truth, found = saved(0, 1, tmp_path), on_ranks(resumed, 2, tmp_path, deadline=400)[0]
     for name in SAVED:
         assert torch.equal(found[name][0], truth[name][0])
         assert gap(found[name][1], truth[name][1]) < COARSE.get(name, 1e-9)

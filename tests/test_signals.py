@@ -52,12 +52,10 @@ def test_the_first_signal_finishes_the_step_saves_and_reports_it(number, tmp_pat
     child = training(out)
     until(lambda: len(steps(out)) >= 2)
     child.kill(number)
-    assert child.ends() == 0
-    assert saved(out) == steps(out)[-1] < 3000
+    assert child.ends() == 0 and saved(out) == steps(out)[-1] < 3000
     said = (tmp_path / "run.said").read_text(encoding="utf-8")
     assert f"signal {number.name}: the run ends after this step" in said and "Traceback" not in said
-    assert f"signal {number.name}" in (out / "log.txt").read_text(encoding="utf-8")
-    assert not (out / "lock").exists()
+    assert f"signal {number.name}" in (out / "log.txt").read_text(encoding="utf-8") and not (out / "lock").exists()
 
 
 @cases(("SIGTERM", "SIGINT"), slow("SIGINT", "SIGTERM"))
@@ -140,8 +138,7 @@ def test_the_second_ends_a_checkpoint_that_is_being_written(tmp_path):
     child.kill(signal.SIGINT)
     until(lambda: "SIGINT" in (tmp_path / "run.said").read_text(encoding="utf-8"))
     child.kill(signal.SIGINT)
-    assert child.ends(within=10) == -signal.SIGINT
-    assert saved(out) == 2
+    assert child.ends(within=10) == -signal.SIGINT and saved(out) == 2
 
 
 @cases("loading", "first looks")
@@ -167,11 +164,9 @@ def test_a_signal_before_the_first_step_leaves_a_run(phase, tmp_path):
     child = training(out, Waits(), evaluate=TASKS)
     until((tmp_path / "begun").exists)
     child.kill(signal.SIGTERM)
-    assert child.ends() == 0
-    assert steps(out) == [] and saved(out) == 0
+    assert child.ends() == 0 and steps(out) == [] and saved(out) == 0
     if phase == "loading":
-        assert training(out, count_a, resume=True, steps=1, evaluate=TASKS).ends() == 5
-        assert steps(out) == [1]
+        assert training(out, count_a, resume=True, steps=1, evaluate=TASKS).ends() == 5 and steps(out) == [1]
 
 
 def test_an_interactive_session_survives_the_second(monkeypatch):

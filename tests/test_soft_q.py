@@ -80,8 +80,7 @@ def test_an_export_has_the_mlp_alone_and_knows_its_model(tmp_path, monkeypatch):
     assert [path.read_bytes() for path in sorted(base.glob("*.*"))] == before
     export(run.learner.policy, out)
     assert sum(path.stat().st_size for path in out.glob("*.safetensors")) < 10_000
-    again = load_policy(out)
-    batch = Batch.given(PROMPTS, REPLIES)
+    again, batch = load_policy(out), Batch.given(PROMPTS, REPLIES)
     assert torch.equal(again.forward(batch).logprobs, run.learner.policy.forward(batch).logprobs)
     assert output_mlp.find(again.model) is not None and again.tokenizer is not None
     for options in (ModelOptions(train_head=True), ModelOptions(train_layers=1)):

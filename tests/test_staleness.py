@@ -104,8 +104,7 @@ def test_a_step_on_replies_from_two_steps_ago(importance, cap, mask):
     now = [bare_logprobs(learner.policy.model, r.turns[0].prompt, r.ids) for r in old]
     ratios = [n - torch.tensor(r.turns[0].logprobs) for n, r in zip(now, old, strict=True)]
     ratios = [x.sum().expand(len(x)) for x in ratios] if importance == "sequence" else ratios
-    weights = torch.cat(ratios).exp()
-    metrics = learner.step(old, by_length(old))
+    weights, metrics = torch.cat(ratios).exp(), learner.step(old, by_length(old))
     assert metrics["rollout/staleness"] == metrics["rollout/staleness_max"] == 2
     kept = torch.where(weights > cap, 0.0, weights) if mask else weights.clamp(max=cap or torch.inf)
     assert metrics["rollout/importance_mean"] == pytest.approx(float(kept.mean()), rel=1e-4)

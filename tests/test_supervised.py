@@ -10,7 +10,7 @@ from toys import bare_logprobs, letters, lm, on_disk
 
 from operant import Learner, OperantError, Rollout, Task, Turn, diagnose, train
 from operant.data import DataOptions, load_tasks
-from operant.data.demonstrations import Demonstrations
+from operant.data.demonstrations import Demonstrations, WholeTexts
 from operant.runs.evaluate import reply_losses
 from operant.tools.cli import main
 
@@ -81,6 +81,12 @@ def test_rows_of_every_form_by_hand():
 def test_a_row_that_cannot_be_learnt_from_is_refused_by_name(row, message):
     with pytest.raises(OperantError, match=message):
         turns(row, max_length=8)
+
+
+@cases(Demonstrations(letters(), STOP, encoder_decoder=True), WholeTexts(letters(), None))
+def test_half_a_surrogate_pair_in_a_reply_is_refused(reading):
+    with pytest.raises(OperantError, match="half a surrogate pair"):
+        reading.rollouts([Task("a", "ab", replies=("c\ud83d",))])
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
@@ -163,8 +169,7 @@ def test_the_command_line_learns_and_evaluates(files, tmp_path, capsys):
 @pytest.mark.slow
 def test_rows_that_are_learnt_by_heart_are_a_finding(files, tmp_path):
     """Replies that nothing decides: the loss on the rows falls, the one on others rises."""
-    names = [f"{a}{b}" for a in "abcdefgh" for b in "abcdefgh"]
-    random = Random(1)
+    names, random = [f"{a}{b}" for a in "abcdefgh" for b in "abcdefgh"], Random(1)
     tasks = [Task(n, n, replies=("".join(random.choices("ijklmnop", k=4)),)) for n in names]
     options = {"batch": 24, "steps": 60, "evaluate_every": 10, "optimizer.lr": 1e-2, "sampling.max_tokens": 6}
     given = {"tasks": tasks[:24], "evaluate": tasks[24:], "algorithm": "sft", "probes": 0, "out": tmp_path / "run"}

@@ -32,8 +32,7 @@ def test_an_error_of_all_ranks_is_printed_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("operant.tools.cli.ALONE", 0.0)
     for met, said in ((False, "operant: rank 1: option 'lrr' is"), (True, "operant: option 'lrr' is")):
         monkeypatch.setattr("operant.distributed.met", met)
-        assert main(["train", "letters", "--lrr", "3"]) == 2
-        assert said in capsys.readouterr().err
+        assert main(["train", "letters", "--lrr", "3"]) == 2 and said in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -105,8 +105,7 @@ def events(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     whole = {"tensors": 0, "scalars": 0, "histograms": 0}
-    accumulator = EventAccumulator(str(folder / "tensorboard"), size_guidance=whole)
-    return accumulator.Reload()
+    return EventAccumulator(str(folder / "tensorboard"), size_guidance=whole).Reload()
 
 
 def texts(folder, name):
@@ -194,8 +193,7 @@ def test_wandb_keeps_a_run_offline_without_an_api_key(tmp_path, capfd):
     threading.Event().wait(1.1)  # W&B names folders by the second
     drive(tmp_path, ["wandb"], [3, 4, 5])
     ids, steps, config = history(tmp_path, 5)
-    assert len(ids) == 1 and config["kl"] == {"coef": 0.1}
-    assert [row["_step"] for row in steps] == [1, 2, 3, 4, 5]
+    assert len(ids) == 1 and config["kl"] == {"coef": 0.1} and [row["_step"] for row in steps] == [1, 2, 3, 4, 5]
     assert [row["reward/mean"] for row in steps] == [0.1, 0.2, 0.3, 0.4, 0.5]
     assert steps[0]["blocks/gradient/block 0"] == 0.5 and "value/mean" not in steps[0] and "kl/coef" not in steps[0]
     for name in ("histograms/reward", "gradients/h.0.weight"):
@@ -310,11 +308,9 @@ def test_trackers_change_no_number_and_print_nothing(tmp_path, capfd):
         return train(made, ["ab", "cde", "fg"], reward, **given, **SMALL, **options)
 
     plain, watched = run("plain"), run("watched", trackers="tensorboard,wandb,trackio")
-    assert capfd.readouterr() == ("", "")
-    assert told(plain) == told(watched) and same(plain, watched)
+    assert capfd.readouterr() == ("", "") and told(plain) == told(watched) and same(plain, watched)
     assert "left out" not in (watched.path / "log.txt").read_text(encoding="utf-8")
-    lines = told(watched)
-    logged = history(watched.path, len(watched.metrics))[1]
+    lines, logged = told(watched), history(watched.path, len(watched.metrics))[1]
     assert [row["reward/mean"] for row in logged] == [line["reward/mean"] for line in lines]
     assert any(name.startswith("gradients/") for name in logged[-1]) and "histograms/reward" in logged[0]
     seen = [e.value for e in events(watched.path).Scalars("kl/per_reply")]

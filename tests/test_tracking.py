@@ -54,6 +54,9 @@ class RecordingTracker:
     def start(self, config):
         self._add("start")
 
+    def note(self, text):
+        self._add("note", text)
+
     def log(self, step, metrics):
         self._add("log", step)
 
@@ -69,6 +72,7 @@ def test_a_tracker_that_raises_is_dropped_once_and_nothing_stops(tmp_path, fails
     messages, folder = [], RunFolder.create(tmp_path / "x", {})
     bad, good = RecordingTracker(fails_at), RecordingTracker()
     trackers = Trackers(folder, [bad, good], messages.append)
+    trackers.note("early")
     trackers.start({})
     for step in (1, 2, 3):
         trackers.log(step, {"a": 1.0})
@@ -76,7 +80,7 @@ def test_a_tracker_that_raises_is_dropped_once_and_nothing_stops(tmp_path, fails
     trackers.close()
     assert len(messages) == 1 and "tracker RecordingTracker failed (ConnectionError: no route)" in messages[0]
     steps = [(kind, step) for step in (1, 2, 3) for kind in ("log", "rollouts")]
-    assert good.calls == [("start",), *steps, ("close",)]
+    assert good.calls == [("start",), ("note", "early"), *steps, ("close",)]
     assert bad.calls == good.calls[: good.calls.index(fails_at)]
     assert [m["step"] for m in folder.metrics()] == [1, 2, 3]
 

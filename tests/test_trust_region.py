@@ -52,17 +52,14 @@ def test_products_are_those_of_the_dense_fisher_matrix(kind, tokens):
     learner = Learner(policy, algorithm="trpo", **{"update.fisher_share": 1.0})
     batch = collate([said(*pair) for pair in PAIRS], [0.0] * 3, numbers=torch.float64, joined=kind != "t5")
     batch = weighted(batch, range(len(batch)), learner.objective(sampling))
-    rule = learner.rule
-    truth = dense_fisher(policy, sampling)
+    rule, truth = learner.rule, dense_fisher(policy, sampling)
     assert rule.moved and len(truth) == sum(p.numel() for p in rule.moved)
     fisher = rule.fisher(batch, sampling, tokens)
-    draw = torch.Generator().manual_seed(0)
-    v = torch.randn(len(truth), generator=draw, dtype=torch.float64)
+    v = torch.randn(len(truth), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert float((fisher(v) - truth @ v).norm() / (truth @ v).norm()) < 1e-6
     x, residual = conjugate_gradients(lambda u: fisher(u) + 0.1 * u, v, 400, tolerance=1e-18)
     solved = torch.linalg.solve(truth + 0.1 * torch.eye(len(truth), dtype=torch.float64), v)
-    assert float((x - solved).norm() / solved.norm()) < 1e-6
-    assert float(residual.norm() / v.norm()) < 1e-8
+    assert float((x - solved).norm() / solved.norm()) < 1e-6 and float(residual.norm() / v.norm()) < 1e-8
 
 
 def shrunken(kind, narrow):
@@ -146,8 +143,7 @@ def test_critic_and_policy_move_their_own_weights_alone():
 )
 def test_a_line_search_that_accepts_nothing_moves_nothing(scores, options):
     learner = Learner(lm(), algorithm="trpo", **{"kl.coef": 0.0, "advantage.lam": 1.0}, **options)
-    before = flat(learner.rule.moved)
-    metrics = learner.step(QUERIES, REPLIES, scores)
+    before, metrics = flat(learner.rule.moved), learner.step(QUERIES, REPLIES, scores)
     assert metrics["trust/accepted"] == 0 and "trust/kl" not in metrics
     assert torch.equal(flat(learner.rule.moved), before)
 

@@ -87,8 +87,7 @@ def in_rows(rollout: Rollout) -> Rollout:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("level", ["token", "turn_first", "turn_mean"])
 def test_advantages_are_those_of_the_definition(level, seed):
-    games = drawn_games(seed)
-    discount = RATES["gamma"] * RATES["turn_gamma"]
+    games, discount = drawn_games(seed), RATES["gamma"] * RATES["turn_gamma"]
     done, rows = (
         with_gae(collate(rollouts, [0.0] * 5, turn_discount=discount), level=level, **RATES)
         for rollouts in (games, [in_rows(g) for g in games])
@@ -165,8 +164,7 @@ def test_gigpo_compares_attempts_by_the_plain_sum_of_rewards():
 
 
 def test_a_later_turn_without_a_key_is_refused_with_the_remedy():
-    rollouts = [game([(0.0, ONE), (1.0, ONE)])] * 2
-    learner = Learner(lm(), algorithm="gigpo")
+    rollouts, learner = [game([(0.0, ONE), (1.0, ONE)])] * 2, Learner(lm(), algorithm="gigpo")
     why = r"turn 2 of task 'game/0' has no key: let the world's step return Step\(key=.*or use grpo"
     with pytest.raises(OperantError, match=why):
         learner.learn(rollouts, [0.0, 1.0])

@@ -251,8 +251,7 @@ def test_a_recipe_learns(name, capsys):
     """Reward up by far more than chance: the standard error of a step's mean is below 0.1."""
     history = recipe(name).main(["--steps", "8", "--batch", "32", "--tokens", "12"])
     start, end = history[0]["reward"], sum(step["reward"] for step in history[-3:]) / 3
-    assert history[0]["kl"] == pytest.approx(0.0, abs=1e-5)
-    assert end > start + 0.6
+    assert history[0]["kl"] == pytest.approx(0.0, abs=1e-5) and end > start + 0.6
     assert len(capsys.readouterr().out.splitlines()) == 8
 
 
@@ -260,5 +259,4 @@ def test_the_supervised_recipe_learns_what_it_has_not_seen(capsys):
     """At first all 28 tokens are equally likely: log 28 = 3.3 nats."""
     history = recipe("sft").main(["--steps", "30", "--batch", "32"])
     start, end = history[0]["held out"], sum(step["held out"] for step in history[-3:]) / 3
-    assert start > 2.0 and end < 1.2
-    assert len(capsys.readouterr().out.splitlines()) == 30
+    assert start > 2.0 and end < 1.2 and len(capsys.readouterr().out.splitlines()) == 30

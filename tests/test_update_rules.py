@@ -114,8 +114,7 @@ def test_an_own_optimizer_and_schedule_are_resumed(tmp_path):
     resumed, whole = stopped_and_whole(tmp_path, preset="trl", **made, **{"optimizer.max_grad_norm": 0.1})
     assert [m["update/lr"] for m in whole.metrics] == [0.05, 0.025]
     assert whole.metrics[0]["update/grad_norm_clipped"] == pytest.approx(0.1)
-    assert type(whole.learner.optimizer) is torch.optim.Adagrad
-    assert resumed.metrics[-1]["update/lr"] == 0.025
+    assert type(whole.learner.optimizer) is torch.optim.Adagrad and resumed.metrics[-1]["update/lr"] == 0.025
     with pytest.raises(OperantError, match=r"optimizer.kind=own: the optimizer is a Python object"):
         train(lm(), out=tmp_path / "cut", resume=True, steps=5, **{k: SMALL[k] for k in ("tasks", "reward")})
 
@@ -167,8 +166,7 @@ def test_kept_gradients_are_the_clipped_ones(options):
     for _ in range(2):
         plain, kept = (learner.step(QUERIES, REPLIES, SCORES) for learner in learners)
     timeless = [{k: v for k, v in told.items() if "time/" not in k} for told in (kept, plain)]
-    assert timeless[0] == timeless[1]
-    assert all(p.grad is None for p in learners[0].policy.parameters())
+    assert timeless[0] == timeless[1] and all(p.grad is None for p in learners[0].policy.parameters())
     norm = torch.cat([p.grad.float().flatten() for p in learners[1].policy.trainable()]).norm()
     assert float(norm) == pytest.approx(1.0, rel=1e-2) and kept["update/grad_norm"] > 1.1
 
@@ -194,8 +192,7 @@ def test_the_example_goes_along_the_natural_gradient():
         for logprob in logits.log_softmax(-1).gather(-1, torch.tensor(reply)[:, None]):
             found = torch.autograd.grad(logprob, policy.trainable(), retain_graph=True, materialize_grads=True)
             rows.append(torch.cat([g.flatten() for g in found]).double())
-    jacobian = torch.stack(rows)
-    metrics = learner.step(QUERIES, REPLIES, SCORES)
+    jacobian, metrics = torch.stack(rows), learner.step(QUERIES, REPLIES, SCORES)
     g = torch.cat([p.grad.flatten() for p in policy.trainable()]).double()
     x = ((before - weights(policy)) / 1e-3).double()
     product = jacobian.T @ (jacobian @ x) / len(rows) + 0.3 * x

@@ -420,7 +420,7 @@ def encode_prompt(
     if tokenizer is None:
         raise OperantError("the policy has no tokenizer: give prompts as token ids, or Policy(model, tokenizer)")
     if isinstance(prompt, str):
-        if not (ids := _ids(tokenizer, prompt)) and tokenizer.bos_token_id is not None:
+        if not (ids := encode_text(tokenizer, prompt)) and tokenizer.bos_token_id is not None:
             ids = [tokenizer.bos_token_id]
         return ids
     return list(_templated(tokenizer, prompt, True, tools=tools, tokenize=True, return_dict=True)["input_ids"])
@@ -451,7 +451,8 @@ def _templated(tokenizer: Tokenizer | None, messages: object, prompting: bool, *
         raise OperantError(f"the chat template fails on {shown(messages)} ({why}): correct one of them") from error
 
 
-def _ids(tokenizer: Tokenizer, text: str, **kwargs: object) -> list[int]:
+def encode_text(tokenizer: Tokenizer, text: str, **kwargs: object) -> list[int]:
+    """Token ids of a text. Raises: OperantError for one that the tokenizer refuses."""
     try:
         return list(tokenizer(text, **kwargs)["input_ids"])
     except (TypeError, UnicodeError) as error:
@@ -462,7 +463,7 @@ def encode_more(tokenizer: Tokenizer | None, text: str) -> list[int]:
     """Token ids of a text that continues a conversation, without special tokens."""
     if text and tokenizer is None:
         raise OperantError(f"the policy has no tokenizer for {shown(text)}: give one, Policy(model, tokenizer)")
-    return _ids(tokenizer, text, add_special_tokens=False) if text else []
+    return encode_text(tokenizer, text, add_special_tokens=False) if text else []
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from operant.sampling import encode_more, encode_prompt, render
+from operant.sampling import encode_more, encode_prompt, encode_text, render
 from operant.types import End, OperantError, Reply, Rollout, Task, Tokenizer, Turn, require
 
 MOST_REPLIES = 1 << 16
@@ -160,7 +160,7 @@ class WholeTexts(Demonstrations):
 
     def _turns(self, task: Task, reply: Any) -> tuple[list[Turn], list[str]]:
         text = whole_text(self.tokenizer, task, reply)
-        ids = self.tokenizer(text, truncation=True, max_length=self.longest).input_ids
+        ids = encode_text(self.tokenizer, text, truncation=True, max_length=self.longest)
         require(len(ids) >= 2, f"task {task.id!r}: prompt and reply are {len(ids)} of at least 2 tokens together")
         return [Turn(ids[:1], ids[1:])], [reply if isinstance(reply, str) else self._decoded(ids[1:])]
 

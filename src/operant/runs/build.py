@@ -108,9 +108,8 @@ def build(
     useful = [True] * len(tasks)
     if (usable := learner.algorithm.usable) is not None:
         useful = usable([task.scores for task in tasks], learner.options["loss"], whole=True)
-        with option_of_error("evaluate"):
-            if held_out:
-                usable([task.scores for task in held_out], learner.options["loss"], whole=False)
+        with option_of_error("evaluate", always=True):
+            _ = held_out and usable([task.scores for task in held_out], learner.options["loss"], whole=False)
     tasks = [task for task, teaches in zip(tasks, useful, strict=True) if teaches]
     for judge in judges:
         rewards.prepare(judge, held_out, alone=True)

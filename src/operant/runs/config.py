@@ -320,12 +320,12 @@ def _told(rows: Iterable[tuple[int, object]]) -> Iterator[tuple[int, object]]:
 
 
 @contextmanager
-def option_of_error(name: str) -> Iterator[None]:
-    """Let an error about a source name the option that it was given in, in the place of `tasks`."""
+def option_of_error(name: str, *, always: bool = False) -> Iterator[None]:
+    """Let an error about a source name the option that it was given in: in the place of `tasks`, or always."""
     try:
         yield
     except OperantError as error:
-        if not (text := str(error)).startswith("tasks: "):
+        if not (text := str(error)).startswith("tasks: ") and not always:
             raise
         raise OperantError(f"{name}: {text.removeprefix('tasks: ')}") from error
 
@@ -516,7 +516,7 @@ def describe(value: object) -> object:
         return float(value) if isinstance(value, float) else str.__str__(value)  # numpy's are none of YAML's
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, (tuple, list)) and _values(value) <= options.MOST / 2:
+    if isinstance(value, (tuple, list)) and _values(value) <= options.MOST / 3:
         return [describe(part) for part in value]
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
         return {k: describe(v) for k, v in value.items()}

@@ -61,7 +61,7 @@ def stored_options(out: Path, changed: Mapping[str, object]) -> dict[str, object
     for others in named_parts.replaced(config, above).values():
         config = {name: value for name, value in config.items() if name not in others}
     of_parts = [n for kind in named_parts.KINDS for n in named_parts.options_of(config, kind)]
-    odd = [name for name in (*OBJECTS, *of_parts) if is_object(config.get(name)) and name not in changed]
+    odd = [name for name in (*OBJECTS, *of_parts) if of_python(config.get(name)) and name not in changed]
     if odd and odd[0] not in OBJECTS:
         parts = named_parts.groups(named_in(changed, config))
         types, usual = kinds(parts), {f"{g}.{n}": x for g, p in parts.items() for n, x in defaults(p).items()}
@@ -84,6 +84,11 @@ def stored_options(out: Path, changed: Mapping[str, object]) -> dict[str, object
         options = without_unused(options, overrides["optimizer.kind"])
     pinned = {n for n in ("policy", "reference") if str(options.get(n)).startswith(f"{overrides.get(n)}@")}
     return options | {name: value for name, value in overrides.items() if name not in pinned}
+
+
+def of_python(value: object) -> bool:
+    """Whether a recorded option stands for an object, or for tasks, which earlier versions wrote one by one."""
+    return is_object(value) or (isinstance(value, list) and set(map(str, value)) == {"<Task>"})
 
 
 @contextmanager
@@ -120,7 +125,7 @@ def changes(out: Path, config: Config, *, fresh_optimizer: bool = False) -> list
         if change.name.startswith("sampling.") and config.train.partial_rollout_tokens:
             raise _refused(change, "replies that have begun were drawn with it (partial_rollout_tokens)")
         named = change.name if change.name in fixed else change.name.partition(".")[0] + "."
-        if named in fixed and not (is_object(change.old) and change.name in OBJECTS):
+        if named in fixed and not (of_python(change.old) and change.name in OBJECTS):
             raise _refused(change, fixed[named])
     return found
 

@@ -40,7 +40,7 @@ class ConsoleDisplay(Console, Observer):
             print(_stopped(run))
             return
         before, after = run.before, run.after
-        if before is not None and after is not None and after.rollouts:
+        if before is not None and after is not None and before.rollouts and after.rollouts:
             pairs = list(zip(before.rollouts, before.scores, after.rollouts, after.scores, strict=True))
             seen = Counter[str]()  # one reply of each task comes before the second of any
             turns = [(seen.update([pair[0].task.id]), seen[pair[0].task.id])[1] for pair in pairs]
