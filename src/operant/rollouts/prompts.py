@@ -11,7 +11,7 @@ from operant.bounds import bounded, check_bounds
 from operant.import_by_name import Table
 from operant.rollouts.play import Opening
 from operant.sampling import encode_more, encode_prompt
-from operant.types import OperantError, Rollout, Task, Tokenizer, Turn, shown
+from operant.types import Judgement, OperantError, Rollout, Task, Tokenizer, Turn, shown
 
 Added = str | list[int]
 """What is added to a prompt: a text, or token ids."""
@@ -73,7 +73,7 @@ def feedback(rollout: Rollout) -> object:
     """The world's feedback on the episode: `info["feedback"]`, or the message of `info["judgement"]`."""
     judgement = rollout.info.get("judgement")
     own = isinstance(judgement, Mapping)  # it comes from a world in another process
-    message = judgement.get("message") if own else getattr(judgement, "message", "")
+    message = judgement.get("message") if own else judgement.message if isinstance(judgement, Judgement) else ""
     return rollout.info.get("feedback") or message or ""
 
 

@@ -253,13 +253,12 @@ def greedy_search(
     if calls < setting.calls_for(1):
         raise OperantError(f"calls={calls}: one prompt costs {setting.calls_for(1)}; give more calls or fewer texts")
     model, first = setting.model, setting.model.calls
-    informed = isinstance(model, TransformerTaskModel)
-    informed = informed and getattr(vocabulary.tokenizer, "get_vocab", dict)() == model.tokenizer.get_vocab()
+    equal = isinstance(model, TransformerTaskModel) and vocabulary.tokenizer.get_vocab() == model.tokenizer.get_vocab()
     (ids,), allowed, turn = vocabulary.draw(1, length, seed, "greedy"), set(vocabulary.ids), 0
     best, used = float(setting.scores([vocabulary.write(ids)])), 0
-    while model.calls - first + used + gradient_texts * informed + setting.calls_for(1) <= calls:
+    while model.calls - first + used + gradient_texts * equal + setting.calls_for(1) <= calls:
         place, tokens = turn % length, list[int]()
-        if informed and isinstance(model, TransformerTaskModel):
+        if equal and isinstance(model, TransformerTaskModel):
             mixed = setting.train.shuffled(counter(seed, "gradient", turn))
             some = mixed.at(range(min(gradient_texts, len(setting.train))))
             prompt, template = vocabulary.write(ids), setting.template.behind(setting.lead)
@@ -279,7 +278,7 @@ def greedy_search(
         if float(scores.max()) > best:
             best, ids = float(scores.max()), better[int(scores.argmax())]
     spent = model.calls - first + used
-    return chosen(setting, "greedy", vocabulary.write(ids), spent, seed, turns=turn, gradient=informed)
+    return chosen(setting, "greedy", vocabulary.write(ids), spent, seed, turns=turn, gradient=equal)
 
 
 def in_context(setting: Classification, *, shots: int = 1, tries: int = 1, seed: int = 0, prompt: str = "") -> Baseline:

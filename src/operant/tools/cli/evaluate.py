@@ -45,7 +45,7 @@ from operant.tools.report.models import Compared
 from operant.tools.report.summary import aligned
 from operant.trackers.console import emit, plain
 from operant.training.options import find_device
-from operant.types import Engine, Env, OperantError, RewardFn, name_of, require, shown
+from operant.types import Engine, Env, OperantError, name_of, require, shown
 
 FILES = {"out": (".json",), "report": (".html",), "label": (".jsonl",)}
 """Options that name a file to write, and how its name ends."""
@@ -62,8 +62,6 @@ class Plan:
     """The tasks, as the tokenizer of `policy` cuts them."""
     source_name: str
     """What the tasks are of, in sentences and files."""
-    own: OwnTasks | None
-    """Where the tasks are those of the first model's run."""
     scorers: list[Scorer]
     metrics: list[EvaluationMetric]
     """pass@k and n@k, which are numbers of all replies to a task."""
@@ -158,7 +156,6 @@ def planned(words: Sequence[str], options: Options) -> Plan:
         models=list(words),
         tasks=partial(TaskSet, source, data, seed, chat=chat, form=form, of_run=of_run),
         source_name=str(source) if of_run is None else of_run.name,
-        own=of_run,
         scorers=scorers,
         metrics=metrics,
         sampling=sampling,
@@ -212,7 +209,7 @@ def answered(plan: Plan) -> Compared:
             print(f"{without}: the examples choose the program and score it, so the score is too high", file=sys.stderr)
         searches = searches_of(plan.programs, plan.seed, plan.device, plan.sampling)
     for one in plan.scorers:
-        show_tasks(one.reward, plan.own, tasks)
+        tasks.show_to(one.reward)
     prepared(plan.metrics, tasks.tasks)
     progress, kept = ReplyProgress(len(plan.models) * len(tasks.tasks) * plan.search.samples), Kept()
     try:
@@ -222,16 +219,6 @@ def answered(plan: Plan) -> Compared:
         tell_finished(plan, tasks, kept)
         raise
     return in_table(plan, tasks, range(len(plan.models)), kept)
-
-
-def show_tasks(reward: RewardFn | None, own: OwnTasks | None, tasks: TaskSet) -> None:
-    """Let a reward read the tasks: those of the run before those that it held out, so that scores are the run's."""
-    read = [getattr(one.read_tasks, "__func__", one.read_tasks) for one in rewards.described_parts(reward)]
-    reads = any(one is not rewards.RewardBase.read_tasks for one in read) and not rewards.parts_of(reward, UnitTests)
-    if known := own is not None and own.tasks is not None and reads:
-        rewards.prepare(reward, own.divided(tasks.cutting, **tasks.made)[0])
-        rewards.read_held_out(reward, tasks.tasks)
-    rewards.prepare(reward, tasks.tasks, alone=known)
 
 
 def answer(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from operant import rewards
+from operant.apps.code.unit_tests import UnitTests
 from operant.data import DataOptions, load_tasks, read
 from operant.data.demonstrations import Demonstrations
 from operant.data.forms import Form
@@ -30,6 +31,7 @@ from operant.runs.judged_replies import Kept, Scorer, best_of, drawn, scorer
 from operant.runs.named_models import divided, load, run_options, stated_return
 from operant.runs.signals import terminated_as_interrupted
 from operant.sampling import Sampling
+from operant.text_scores import RewardBase
 from operant.tools.cli.arguments import Options, as_spec, counted, new_file, refuse, taken
 from operant.trackers.console import emit
 from operant.training.options import find_device
@@ -94,7 +96,7 @@ class TaskSet:
         that this run holds out, which are read as it reads them."""
         source, row = named_parts.source(source, {}), first_row(source)
         talks = form is None and options.text_field not in row and answered(row)
-        self.tokenizer, passed = policy and policy.tokenizer, Counter[str]()
+        self.of_run, self.tokenizer, passed = of_run, policy and policy.tokenizer, Counter[str]()
         self.made = {"form": form, "cue": not (policy and policy.encoder_decoder)}
         rows = {"with_replies": talks} if of_run is None else of_run.rows
         self.cutting, seed = self.tokenizer if cuts(options) else None, seed if of_run is None else of_run.seed
@@ -113,6 +115,16 @@ class TaskSet:
         for i, task in enumerate(self.tasks if chat else ()):
             if isinstance(text := self.text(task), str):  # a user begins a conversation with it
                 self.tasks[i] = replace(task, prompt=[{"role": "user", "content": text}])
+
+    def show_to(self, reward: RewardFn | None) -> None:
+        """Let a reward read the tasks: of a run first those that it trained on, so that scores are the run's."""
+        own, parts = self.of_run, [part for part in rewards.every_part(reward) if hasattr(part, "read_tasks")]
+        own_way = [p for p in parts if not isinstance(p, RewardBase) or type(p).read_tasks is not RewardBase.read_tasks]
+        known = own is not None and own.tasks is not None and own_way and not rewards.parts_of(reward, UnitTests)
+        if known:
+            rewards.prepare(reward, own.divided(self.cutting, **self.made)[0])
+            rewards.read_held_out(reward, self.tasks)
+        rewards.prepare(reward, self.tasks, alone=bool(known))
 
     def text(self, task: Task) -> Any:
         """The prompt as text or messages; ids are decoded."""
@@ -248,7 +260,7 @@ def write_replies(words: Sequence[str], options: Options) -> int:
     tasks_for, asked = tasks_asked(options), what_is_asked(words, options)
     judge = asked.scorer and asked.scorer.reward
     tasks = tasks_for(asked.seed, words[0], judge)
-    rewards.prepare(judge, tasks.tasks)
+    tasks.show_to(judge)
     if asked.best_of > 1:
         print(bound_of(asked.best_of), file=sys.stderr)
     made_by = {"sources": [[one.model, stamp(one.model), asdict(one.sampling)] for one in asked.sources],
