@@ -319,6 +319,16 @@ def answers_twice(argument):
     return handle
 
 
+def waits_to_start(folder):
+    """For a pool: starts once there is a file in the folder; where that is called `end`, the process ends."""
+    while not (found := os.listdir(folder)):
+        time.sleep(0.01)
+    if found == ["end"]:
+        print("no licence", flush=True)
+        os._exit(3)
+    return lambda request: request
+
+
 def moody(rollouts):
     """By the last letter of its task's id, a sample fails, hangs, is not judged, or gets 1."""
     (letter,) = {r.task.id[-1] for r in rollouts}

@@ -21,6 +21,7 @@ from operant.apps.code.outcome_critic import OutcomeCritic, area_under_curve, ca
 from operant.models.safe_loading import load_tensors
 from operant.rewards import held_out, judge, read_with, resolve
 from operant.rewards.combine import MinusGreedy
+from operant.runs.folder import RunFolder
 from operant.runs.scored_rollouts import judge_beside
 from operant.storage.checkpoint import read_part
 from operant.storage.checkpoint_store import newest_whole
@@ -78,6 +79,15 @@ def test_pooling_over_padding_is_coderls_and_tells_another_story(kind, tmp_path)
         if len(program) > 1:  # a beginning is not padded
             assert pooled[0].tolist() == pytest.approx(wanted[0].tolist(), abs=1e-5)
     assert won_by_padding >= 8  # of 16 maxima
+
+
+def test_padding_takes_the_room_that_programs_have(tmp_path):
+    made = critic(tmp_path / "trunk", pool_padding=12)  # of 64 positions
+    assert made.misfit(52, 2) is None and "64" in made.misfit(53, 2)
+    [reading] = CriticScore(str(export(made, tmp_path / "export"))).read([("a" * 100, "b")])
+    assert reading.program == "b"
+    with pytest.raises(OperantError, match=r"policy.pool_padding=64: .* reads 64 tokens; lower it"):
+        critic(tmp_path / "trunk", pool_padding=64)
 
 
 @pytest.mark.parametrize(("kind", "auto"), [("gpt2", AutoModelForCausalLM), ("t5", AutoModelForSeq2SeqLM)])
@@ -415,6 +425,16 @@ def test_a_reward_that_pays_one_token_of_a_reply_is_refused(scores):
     assert learner.progress.step == 0
     learner.learn(replies, [[0.5] * 6, None])
     Learner(lm(), algorithm="coderl", max_tokens=6, **{"advantage.gamma": 1.0}).learn(replies, [1.0, 0.5])
+
+
+def test_the_outcomes_of_a_run_may_be_those_of_a_part_of_its_reward(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {"steps": 1})
+    known = {"task": "t", "query": "q", "reply": "r", "end": "stop", "rollout": 0, "turn": 0, "ids": [1]}
+    named = ("tests/passed", "style/polite, tests/failed test", "runtime error", "good", "a/passed, b/passed", "")
+    folder.rollouts(1, [known | {"outcome": name} for name in named])
+    folder.close()
+    rows = operant.data.sources.SOURCES.find("outcomes")(run=str(folder.path))
+    assert [row["outcome"] for row in rows] == ["passed", "failed test", "runtime error"]
 
 
 @pytest.fixture(scope="module")

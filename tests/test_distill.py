@@ -42,6 +42,7 @@ def read(rollout, **options):
     ({}, "{prompt} is {hint}!", ids("en go is yes!")),
     ({"feedback": "no"}, "{hint} {prompt}", ids("no en go")),
     ({"judgement": Judgement(0.0, {}, "", "bad")}, "{hint} {prompt}", ids("bad en go")),
+    ({"judgement": vars(Judgement(0.0, {}, "", "bad"))}, "{hint} {prompt}", ids("bad en go")),  # of another process
 )
 def test_the_hint_stands_where_the_template_says(info, template, read_by_teacher):
     told, one = {"hint": "feedback"} if info else {}, episode((ids("en go"), ids("b")), info=info)

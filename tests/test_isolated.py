@@ -446,6 +446,27 @@ def test_answers_that_were_not_requested_are_ignored():
     pool.close()
 
 
+def test_a_worker_that_starts_slowly_is_let_to_start(tmp_path, monkeypatch):
+    """It outlives requests that are shorter; one that hangs there is replaced, and one that ends says why."""
+    pool = Pool(Job("hostile:waits_to_start", str(tmp_path)), Limits())
+
+    def answered(seconds):
+        [response] = pool.run([7], until=time.monotonic() + seconds)
+        return response.outcome, response.content or response.reason
+
+    pool._fill()
+    [first] = pool.workers
+    assert answered(0.05)[0] == "timeout" and pool.workers == [first]
+    monkeypatch.setattr("operant.sandbox.pool.START", 0.0)
+    assert answered(0.05)[0] == "timeout" and pool.workers != [first]
+    (tmp_path / "go").touch()
+    assert answered(20.0) == ("ok", 7), "a request that is longer waits for the start"
+    pool.close()
+    (tmp_path / "go").rename(tmp_path / "end")
+    assert answered(20.0) == ("error", "ended with exit status 3; it printed ...'no licence'")
+    pool.close()
+
+
 def test_outcomes_are_counted_in_chunks_too():
     reward = isolated(hostile.raises)
     whole = judge(reward, rollouts())

@@ -14,6 +14,7 @@ from scored import fixed, rollout_of
 from toys import letters, lm
 
 from operant import Completion, Judgement, Learner, OperantError, Rollout, Sampling, Task, Turn, isolated, train
+from operant.envs import for_evaluation
 from operant.metrics.rollout_table import as_rows
 from operant.rewards import judge
 from operant.rewards.combine import minus_query, weighted
@@ -249,10 +250,24 @@ def test_a_policy_that_reads_the_message_repairs_its_reply():
         assert letters().decode(rollout.turns[1].prompt).startswith(f"{rollout.query}ab no.")
 
 
+def test_a_reward_that_fails_fails_the_episode():
+    def breaks(rollouts):
+        return [1.0 / (r.task.id == "a") for r in rollouts]
+
+    good, bad = played(Feedback(breaks).under(IsolationOptions(on_error="drop")))
+    assert (good.paid, bad.end) == (1.0, "raised") and "ZeroDivisionError" in bad.info["failure"]
+    breaks.judged = lambda rollouts: Judged([None] * len(rollouts), outcomes=["timeout"] * len(rollouts))
+    assert [rollout.end for rollout in played(Feedback(breaks))] == ["timeout"] * 2
+
+
 def test_the_reward_of_a_world_has_the_options_of_the_run():
     named, own = "isolated:test_judgement:vowels", isolated("test_judgement:vowels", timeout=9.0)
-    worlds = [Feedback(reward).under(IsolationOptions(timeout=7.0)) for reward in (named, own)]
-    assert [world.judges[0].options.timeout for world in worlds] == [7.0, 9.0]
+    mine = type("Mine", (Feedback,), {})
+    worlds = [mine(reward).under(IsolationOptions(timeout=7.0)) for reward in (named, own)]
+    assert [(type(world), world.judges[0].options.timeout) for world in worlds] == [(mine, 7.0), (mine, 9.0)]
+    (people := fixed([1.0])).for_held_out = lambda: vowels
+    world = mine(people)
+    assert [for_evaluation(world).judges, world.judges] == [[vowels], [people]]
 
 
 def test_what_a_world_judged_reaches_metrics_and_rows(tmp_path):

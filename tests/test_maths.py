@@ -48,6 +48,7 @@ def test_the_marked_answer(reply, found):
         ("1,2", None), ("1/0", None), ("", None), ("1" * 5000, None), ("1e5", None), ("1{,}000", "1000"),
         ("1\\frac{1}{2}", "3/2"), ("-2 \\tfrac12", "-5/2"), ("1.5\\frac{1}{2}", None), ("5 and a half", None),
         ("5 halves", None), ("3 squared", None), ("2 millions", None), ("8 ms", "8"), ("1" * 5000 + "\\frac12", None),
+        ("4*2", None), ("**42**", "42"), ("3$4", None),
 )  # fmt: skip
 def test_a_plain_number(text, value):
     assert answers.number(text) == (None if value is None else Fraction(value))
@@ -174,7 +175,7 @@ def test_rows_as_they_are_published(row, prompt, target):
 def test_the_reference_is_the_published_solution():
     assert maths(GSM8K)["references"] == GSM8K["answer"]
     assert maths(MATH | {"answer": "1/2"})["references"] == MATH["solution"]
-    assert maths(GSM8K, ask="boxed")["prompt"].endswith("\\boxed{}.")
+    assert maths(GSM8K, ask="boxed")["prompt"].endswith("\\boxed{}."), "an encoder-decoder reads no cue"
 
 
 # --- the reward -------------------------------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ def test_math_verify_in_a_process_that_hangs_or_not():
         ("\\boxed{1.41}", "\\sqrt{2}", 0, "wrong"),
         ("\\boxed{(x+1)^2}", "x^2+2x+1", 1, "right"),
         ("", "\\sqrt{2}", 0, "no answer"),
-        ("\\boxed{2\\sqrt{4}}", "4", 1, "right"),
+        ("\\boxed{2\\sqrt{4}}", 4, 1, "right"),
         ("\\boxed{5}", "4", 0, "wrong"),
     ]
     pytest.importorskip("math_verify")

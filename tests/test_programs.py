@@ -132,6 +132,8 @@ def test_the_examples_of_a_docstring_are_read(lines, examples):
     (STDIN | {"input_output": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
     (STDIN | {"input_output": "{"}, "which is no JSON"),
     (HUMANEVAL | {"test": "assert True"}, r"must define check\(candidate\)"),
+    (HUMANEVAL | {"test": "def check_all(c): assert c(1)"}, r"must define check\(candidate\)"),
+    (HUMANEVAL | {"test": "def check(): assert f(1)"}, r"must define check\(candidate\)"),
     (HUMANEVAL | {"test": "def check(c):\nx"}, "test is no Python"),
     ({"text": "a"}, "it reads tests, and the row has no such field"),
 )

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import socket
@@ -21,7 +22,7 @@ from toys import letters, lm
 from worlds import Turns
 
 import operant
-from operant import OperantError, Policy, Sampling, Step, Task
+from operant import OperantError, Policy, Sampling, Step, Task, Turn
 from operant.apps.agents import program as program_file
 from operant.apps.agents.program import AgentWorld, EpisodeOverError
 from operant.engines.native.engine import NativeEngine
@@ -179,6 +180,23 @@ def test_several_replies_to_a_request_are_branches_with_a_credit_of_their_own():
     ends = [("world", True), ("outgrown", False), ("world", True)]
     assert [(part.end, part.following is None) for part, _ in branches(cut, None)] == ends
     assert int(batch.actions.sum()) == rollout.count
+
+
+@cases(("bc", "b", 0), ("b", "b", None))
+def test_a_request_goes_on_from_the_branch_that_it_has_whole(one, two, at):
+    """Of equal ones from the last, also where the engine keeps states of them."""
+
+    def program(task, client):
+        client.complete("a", n=2)
+        client.complete("a" + one + " c")
+
+    env = AgentWorld(program)
+    env.reset({0: TASKS[0]})
+    for reply in (one, two):
+        env.on_turns({0: Turn([3], [4], end="length", states=torch.ones(2, 1))})
+        step = env.step({0: reply})[0]
+    assert (step.text, step.at, step.fresh) == (" c", at, False)
+    env.on_leave([0])
 
 
 TEMPLATES = {
@@ -357,7 +375,7 @@ def said(rollout):
 
 def test_a_program_ends_where_its_slot_is_begun_again():
     seen = []
-    env = AgentWorld(lambda task, client: seen.append(client) or client.complete("a"))
+    env = AgentWorld(lambda task, client: seen.append(client) or client.complete("a"), deadline=math.inf)
     assert [env.reset({0: TASKS[0]})[0].text for _ in range(2)] == ["a", "a"]
     assert [client.over for client in seen] == [True, False]
     env.on_leave([0])

@@ -125,7 +125,7 @@ def test_greedy_search_reaches_a_coordinate_optimum(kind):
     of = setting(train=8, test=8, measure="likelihood")
     words, vocabulary = NOUNS[:6], WORDY
     if kind == "informed":
-        vocabulary = Vocabulary(of.model.tokenizer)
+        vocabulary = Vocabulary(byte_tokenizer())  # as a policy of the same model has it
         vocabulary.ids = [of.model.tokenizer.convert_tokens_to_ids(f"Ġ{noun}") for noun in words]
     row = baselines.greedy_search(of, vocabulary, calls=8 * 300, length=2, candidates=40)
     parts = row.prompt.split()

@@ -99,6 +99,9 @@ def test_resolve_takes_callables_names_modules_and_files(tmp_path, monkeypatch):
         (tmp_path / f"{name}_for_a_test.py").write_text(code, encoding="utf-8")
     assert resolve("mine_for_a_test:nice")([rollout_of("")]) == [2.0]
     assert resolve("./mine_for_a_test.py:nice")([rollout_of("")]) == [2.0]
+    (paid := lambda rollouts, *, pay=1.0: [pay]).check = print
+    bound = resolve(paid, {"pay": 3.0})
+    assert bound.check is print and bound([rollout_of("")]) == [3.0]
     for named, why in (
         ("mine_for_a_test:nic", "has no 'nic'; did you mean 'nice'"),
         ("broken_for_a_test:nice", "needs 'nothing_of_the_kind', which is not installed"),

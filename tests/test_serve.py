@@ -132,6 +132,8 @@ def test_conversations_are_rendered_by_the_template_and_scored(one):
 
 @cases(
     ('b<tool_call>{"name": "go", "arguments": {"to": "c"}}</tool_call>', "go", "b"),
+    ('<tool_call>{"name": "go", "arguments": "{\\"to\\": \\"c\\"}"}</tool_call>', "go", ""),
+    (text := '<tool_call>{"name": "go", "arguments": "c"}</tool_call>', None, text),
     ("<tool_call>{torn</tool_call>", None, "<tool_call>{torn</tool_call>"),
     ('<tool_call>{"arguments": {}}</tool_call>', None, '<tool_call>{"arguments": {}}</tool_call>'),
 )
@@ -186,7 +188,7 @@ USER = {"role": "user", "content": "abc"}
     ("completions", {"prompt": "a", "temperature": 3}, 400, "0 to 2"),
     ("completions", {"prompt": "a", "top_p": 0}, 400, "top_p=0"),
     ("completions", {"prompt": "a", "max_tokens": 0}, 400, "echo=true"),
-    ("completions", {"prompt": "a", "max_tokens": 90}, 400, "context of 64"),
+    ("completions", {"prompt": "a", "max_tokens": 90}, 400, "context of 64;"),
     ("completions", {"prompt": "a", "n": 1000}, 400, "1 to 128"),
     ("completions", {"prompt": ["a"] * 9, "n": 100}, 400, "at most 128"),
     ("completions", {"prompt": "a", "stop": [""]}, 400, "stop="),
@@ -200,12 +202,23 @@ USER = {"role": "user", "content": "abc"}
     ("chat/completions", {"messages": [USER], "tools": ["go"]}, 400, "list of functions"),
     ("chat/completions", {"messages": [USER], "response_format": {"type": "json_object"}}, 400, "no such thing"),
     ("chat/completions", {"messages": [USER | {"colour": 1}]}, 400, "unknown field 'colour'"),
+    ("chat/completions", {"messages": [USER], "parallel_tool_calls": False}, 400, "no such thing"),
     ("embeddings", {}, 404, "there are: /health"),
 )
 def test_what_cannot_be_done_is_refused_in_the_protocols_own_form(path, body, status, said, one):
     found, error = post(one, f"/v1/{path}", body)
     assert (found, said in error["message"]) == (status, True), error
     assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_the_reply_of_an_encoder_decoder_needs_no_room_beside_the_prompt():
+    policy = policy_of("bart")  # 64 positions on each side
+    read, chat = serving.protocol.completion_request, serving.protocol.chat_request
+    assert read({"prompt": "ab" * 30, "max_tokens": 64}, policy).sampling.max_tokens == 64
+    assert chat({"messages": [USER | {"content": "ab" * 29}]}, policy).sampling.max_tokens == 64
+    for prompt, tokens in (("a", 65), ("ab" * 33, 1)):
+        with pytest.raises(serving.protocol.RefusedRequestError, match="at most 64"):
+            read({"prompt": prompt, "max_tokens": tokens}, policy)
 
 
 def test_a_message_that_the_template_leaves_out_is_refused(one):
@@ -260,6 +273,7 @@ def test_too_many_requests_wait_elsewhere_and_replies_that_nobody_reads_stop(one
             until(lambda: len(one.batches._live) == 2)
             status, error = post(one, "/v1/completions", {"prompt": "a"})
             assert status == 429 and "try again" in error["message"]
+            assert post(one, "/v1/completions", {"prompt": "a", "n": 3})[0] == 400, "it never fits"
         until(lambda: not one.batches._live)
     finally:
         slow.set()

@@ -11,7 +11,7 @@ from cases import cases
 from toys import letters, lm
 
 import operant
-from operant import Learner, OperantError, Policy, Task
+from operant import Learner, OperantError, Task
 from operant.apps.games.rooms import CARRIED, Rooms, RoomsGame, actions, layout, solution, won
 from operant.apps.games.textworld import SCORED, clean
 from operant.envs import for_evaluation
@@ -168,6 +168,11 @@ def test_examples_of_the_world_depend_on_the_commands_alone():
     assert record["won"] and [turn["by"] for turn in record["turns"]] == ["policy", "expert", "expert", "expert"]
 
 
+def test_a_choice_is_played_as_it_was_offered():
+    _, record = played(Ladders(choose=True), " up, slowly.")
+    assert record["turns"][0]["command"] == "up, slowly."
+
+
 class Opening(Ladders):
     """Its first turn is an example, too."""
 
@@ -216,8 +221,8 @@ def test_a_policy_is_measured_without_examples(form):
 
     plain = made(examples=0)
     assert for_evaluation(plain) is plain  # no second set of workers
-    policy = Policy(lm("llama", 40, max_position_embeddings=512), letters())
-    learner = Learner(policy, env=made(), algorithm="rloo", reference=None, max_tokens=4)
+    # A tokenizer of more than 128 kB, the most that an argument of a program may have.
+    learner = Learner("builtin:reviews-lm", env=made(), algorithm="rloo", reference=None, max_tokens=4)
     tasks, by = Rooms(**given).games("test"), {}
     for stream in ("train", "evaluate"):
         [rollout] = learner.play(tasks, stream=stream)
@@ -272,6 +277,14 @@ def test_a_walkthrough_wins_every_game_and_scores_every_part():
         assert state.won and scores[-1] == 4.0 and sorted(scores) == scores
         assert game.now.items[1] == CARRIED
         assert game.step(f"drop {game.fixed.items[1]}").score == 4.0  # a part that was done stays done
+
+
+def test_states_that_can_still_be_paid_for_other_things_differ():
+    game = RoomsGame(8, "test/0")
+    while not (take := game.expert()).startswith("take"):
+        before = game.step(take)
+    game.step(take)
+    assert game.step(take.replace("take", "drop")).key != before.key
 
 
 def test_a_solution_is_found_after_any_detour():

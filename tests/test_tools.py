@@ -1,5 +1,6 @@
 """Tools that a policy calls: what it reads of a call, how its row goes on, and what wrong calls and tools get."""
 
+import math
 import re
 import threading
 import time
@@ -89,7 +90,7 @@ def test_a_program_is_run_and_its_result_goes_on_the_row(tokenizer):
 
 def test_a_chat_template_writes_the_tools_and_the_results(tokenizer):
     call = '<tool_call>{"name": "boils", "arguments": {"text": "tea", "degrees": 9}}</tool_call>'
-    rollout, prompts = episode(tokenizer, [call, "hot"], [boils], template=TEMPLATE)
+    rollout, prompts = episode(tokenizer, [call, "hot"], [boils], template=TEMPLATE, seconds=math.inf)
     row = f"[boils]<|user|>2^10?<|endoftext|><|assistant|>{call}<|endoftext|>"
     assert prompts[1] == row + '<|tool|>{"text": "tea", "degrees": 9}<|endoftext|><|assistant|>'
     first, second = rollout.turns
@@ -164,6 +165,7 @@ def test_a_call_whose_result_does_not_fit_is_counted_and_leaves_no_answer(tokeni
 def test_search_finds_the_paragraph_that_fits_best(tokenizer, tmp_path):
     (tmp_path / "a.txt").write_text("Cats sleep.\n\nDogs chase cats and cars.", encoding="utf-8")
     (tmp_path / "b.md").write_text("A car has wheels.", encoding="utf-8")
+    (tmp_path / "folder.md").mkdir()
     _, prompts = episode(tokenizer, ["<search>chasing cars</search>", "so"], "search", folder=str(tmp_path))
     found = re.findall(r"\[(.*?)\] (.*)", prompts[1])
     assert [name for name, _ in found] == ["a.txt", "b.md"] and found[0][1].startswith("Dogs chase")

@@ -152,10 +152,14 @@ class Meets(Letters):
         super().__init__()
         self.stepping, self.generating = threading.Event(), threading.Event()
 
+    def on_turns(self, turns):
+        self.heard = threading.current_thread(), [*turns]
+
     def step(self, replies):
         if not self.stepping.is_set():
             self.stepping.set()
             assert self.generating.wait(20)
+        assert self.heard == (threading.current_thread(), [*replies]), "not those of the next wave"
         return super().step(replies)
 
 

@@ -324,6 +324,13 @@ def test_a_broken_part_of_a_world_is_a_sentence(parts, error):
         check_env(type("Odd", (Letters,), parts))  # a class too, as `train` takes one
 
 
+@cases("on_turns", "on_leave", "step on_leave")
+def test_what_a_world_raises_first_is_a_sentence(names, kept):
+    world, first = type("Odd", (Letters,), dict.fromkeys(names.split(), fails)), names.split()[0]
+    with pytest.raises(OperantError, match=f"world 'Odd': {first} raised KeyError: 'gone'"):
+        play(TASKS[:1], env=world(), **kept)
+
+
 def test_the_check_takes_a_function_and_says_what_it_played(capsys):
     def once(task):
         yield task.prompt
@@ -385,6 +392,12 @@ def test_an_episode_that_outgrows_the_context_is_bootstrapped(more):
     with torch.no_grad():
         states = policy.model.base_model(torch.tensor([rollouts[0].following])).last_hidden_state[0, -1]
         assert float(batch.bootstrap[0]) == pytest.approx(float(policy.value_head(states)), abs=1e-4)
+
+
+def test_a_world_is_left_by_the_episodes_of_this_rank(kept):
+    env = Long(then=Step(terminated=True))
+    play(TASKS, env=env, part=[3, 1], **kept)
+    assert [slot for left in env.left for slot in left] == [3, 1]
 
 
 def test_a_first_prompt_that_does_not_fit_names_its_task():

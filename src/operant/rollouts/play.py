@@ -7,7 +7,7 @@ environment appends is encoded by itself and put after the reply's ids.
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
@@ -244,10 +244,14 @@ def play(
             with of_user(f"world {name_of(env)!r}: on_leave raised "):
                 world.on_leave(slots)
 
+    def at_end(error: object, *_: object) -> None:
+        with nullcontext() if error is None else suppress(OperantError):  # the error is said, and not what follows it
+            leave([*episodes])
+
     remember = nullcontext if world.turns == 1 else EngineParts.of(engine).remembering
     pool = ThreadPoolExecutor(1, thread_name_prefix="world") if waves > 1 else nullcontext()
     with ExitStack() as left, remember(), pool as thread:
-        left.callback(leave, [*episodes])
+        left.push(at_end)
         while slots := list(islice(waiting, most)):
             tasks_of = {slot: episodes[slot].task_as_text for slot in slots}
             ended |= {slot: episodes[slot].start(first, fits) for slot, first in answers.reset(env, tasks_of).items()}

@@ -102,7 +102,7 @@ class Worker:
         self._token = os.urandom(8).hex()  # so that an answer cannot be written before its request is known
         line = json.dumps({"id": self._token, "request": request}).encode() + b"\n"
         self._unsent, self._max_answer = memoryview(bytes(self._unsent) + line), MAX_ANSWER + len(line)
-        self.index, self._printed, self.deadline = index, b"", float("inf")
+        self.index, self._printed, self.deadline = index, b"" if self.ready else self._printed, float("inf")
         self.flush()
 
     def flush(self) -> None:
@@ -236,7 +236,8 @@ class Pool:
                     for worker in self._busy():
                         self._collect(worker, responses, until, allowance)
             finally:
-                late = self._busy()
+                old = time.monotonic() - START  # one that starts is let to finish that, which may take longer than this
+                late = [w for w in self.workers if w.index is not None or not (w.ready or w.begun > old)]
                 self._drop(late)
                 if not keep_orphans:
                     self._kill_orphans()
@@ -273,8 +274,7 @@ class Pool:
         """Send waiting requests to free workers; those that are not usable any more are replaced."""
         for worker in self._free():
             worker.receive()
-        late = time.monotonic() - START  # one that starts is let to finish that, which may take longer than a request
-        self._drop([w for w in self._free() if not (w.usable if w.ready else w.begun > late)])
+        self._drop([w for w in self._free() if not w.usable and (w.ready or not waiting)])
         if len(self._free()) < len(waiting):
             self._fill()
         for worker in [w for w in self._free() if w.ready or w.response() is not None][: len(waiting)]:
