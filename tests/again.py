@@ -70,8 +70,7 @@ def watched(patch):
         return made
 
     def recorded_accumulate(policy, whole, *args, **more):
-        episodes = sorted(set(whole.episodes.tolist()))
-        cuts.append(Cut(policy.module.version, episodes, weights_of(policy.module)))
+        cuts.append(Cut(policy.module.version, sorted(set(whole.episodes.tolist())), weights_of(policy.module)))
         return accumulate(policy, whole, *args, **more)
 
     patch.setattr(Learner, "play", recorded_play)
@@ -104,8 +103,7 @@ class Bare:
         """Log-prob, entropy and value of each action."""
         if turn.options is None:
             logp, values = self.row(turn.prompt, turn.action, self.temperature)
-            chosen = logp.gather(-1, torch.tensor(turn.action)[:, None])[:, 0]
-            return chosen, -(logp.exp() * logp).sum(-1), values
+            return logp.gather(-1, torch.tensor(turn.action)[:, None])[:, 0], -(logp.exp() * logp).sum(-1), values
         scores = []
         for option in turn.options:  # its mean log-prob, the end included
             logp, values = self.row(turn.prompt, [*option, END], 1.0)
@@ -200,8 +198,7 @@ class Minibatch:
             whole = loss.mean()
         else:
             whole = torch.stack([piece.mean() for piece in loss.split(sizes)]).mean()
-        moved = [*bare.model.parameters(), *bare.critic]
-        slopes = torch.autograd.grad(whole, moved, allow_unused=True)
+        slopes = torch.autograd.grad(whole, [*bare.model.parameters(), *bare.critic], allow_unused=True)
         self.norm = math.sqrt(sum(float((g**2).sum()) for g in slopes if g is not None))
         self.loss, self.terms = float(whole.detach()), {k: x.detach().numpy().astype(float) for k, x in terms.items()}
 

@@ -61,8 +61,7 @@ class Room:
         (folder / "cwd").mkdir()
         for name, text in (("secret.txt", self.secret), ("precious.txt", "precious"), ("folder/inside.txt", "inside")):
             (folder / name).write_text(text, encoding="utf-8")
-        environment = {"SECRET": self.secret}
-        self.canary = subprocess.Popen(["sleep", "600"], cwd=folder, env=environment)
+        self.canary = subprocess.Popen(["sleep", "600"], cwd=folder, env={"SECRET": self.secret})
         self.server = socket.create_server(("127.0.0.1", 0))
         self.visits = 0
         threading.Thread(target=self._serve, daemon=True).start()

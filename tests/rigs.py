@@ -116,8 +116,7 @@ def _rank(work, rank: int, world: int, folder: str, args: tuple) -> None:
 def partitions(count: int):
     """Every way to cut a row of `count` things into pieces."""
     for marks in range(2 ** (count - 1)):
-        edges = [0, *(i + 1 for i in range(count - 1) if marks >> i & 1), count]
-        yield list(pairwise(edges))
+        yield list(pairwise([0, *(i + 1 for i in range(count - 1) if marks >> i & 1), count]))
 
 
 SCORES = [0.5, -1.0, 2.0, 0.25, 3.0, -0.5, 1.5]

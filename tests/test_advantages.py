@@ -150,8 +150,7 @@ def numbers(batch: Batch) -> dict[str, torch.Tensor]:
     total = losses.total(loss + 0.1 * charged, batch)
     total.backward()
     at = batch.actions
-    names = ("advantages", "returns", "kl", "rewards")
-    found = {name: getattr(batch, name)[at] for name in names}
+    found = {name: getattr(batch, name)[at] for name in ("advantages", "returns", "kl", "rewards")}
     found |= {"loss": total.detach(), "kl loss": charged[at].detach()}
     return found | {"gradient": now.grad[at], "value gradient": seen.grad[at], "off": seen.grad[~at].abs().sum()}
 

@@ -57,8 +57,7 @@ def test_the_command_of_each_file_is_understood(name):
 @pytest.mark.parametrize("name", SHELL)
 def test_shell_parses(name):
     text = (FILES / name).read_text(encoding="utf-8")
-    shell = "bash" if "bash" in text.splitlines()[0] else "sh"
-    subprocess.run([shell, "-n", str(FILES / name)], check=True)
+    subprocess.run(["bash" if "bash" in text.splitlines()[0] else "sh", "-n", str(FILES / name)], check=True)
     assert "set -eu" in text
 
 

@@ -38,8 +38,7 @@ def test_the_interval_is_that_of_students_t():
     ([9.0, 8.0, 9.0, 8.0], False),
 )
 def test_a_run_has_collapsed_if_its_held_out_score_fell_by_two_standard_errors(scores, fell, tmp_path):
-    each = ([1.0, 0.0, 1.0, 0.0], scores)
-    made = run(tmp_path / "a", after=(0.0, 1.0), replies=("x",) * 4, scores=each)
+    made = run(tmp_path / "a", after=(0.0, 1.0), replies=("x",) * 4, scores=([1.0, 0.0, 1.0, 0.0], scores))
     (record,) = read_runs([made])
     assert record.collapsed is fell
     assert f"{int(fell)} of 1" in table(comparison([made]))

@@ -474,8 +474,7 @@ def test_a_run_with_a_refreshed_critic_resumes_exactly(begun, tmp_path):
     assert ends[0]["weights"] and all(torch.equal(x, ends[1]["weights"][n]) for n, x in ends[0]["weights"].items())
     assert any(not torch.equal(x, first[n]) for n, x in ends[0]["weights"].items())
     # Held-out replies are scored by the rule, whatever the critic says.
-    kinds = [kind_of(r.reply) for r in whole.after.rollouts]
-    assert whole.after.scores == [WORTH[kind] for kind in kinds]
+    assert whole.after.scores == [WORTH[kind_of(r.reply)] for r in whole.after.rollouts]
     for seen in whole.metrics:
         worth = sum(WORTH[k] * seen.get(f"outcome/{OUTCOMES[k]}", 0.0) for k in range(4))
         assert seen["reward/by_rule/mean"] == pytest.approx(worth)

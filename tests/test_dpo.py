@@ -63,8 +63,7 @@ def test_the_loss_is_a_mean_over_prompts_of_a_mean_over_pairs(kind, smoothing, p
     metrics = learner.step(QUERIES, RESPONSES, LABELS, groups=[0, 0, 0, 1, 1, 2])  # of the last, nothing is learnt
     h = log_ratios(learner.policy.model, learner.reference.policy.model)
     per = [x / len(r) for x, r in zip(h, RESPONSES, strict=True)]
-    of_first = [(0, 1), (0, 2), (1, 2)] if pairs == "all" else [(0, 2)]
-    both = [of_first, [(4, 3)]]
+    both = [[(0, 1), (0, 2), (1, 2)] if pairs == "all" else [(0, 2)], [(4, 3)]]
     mean = lambda f: sum(sum(f(i, j) for i, j in of) / len(of) for of in both) / 2  # noqa: E731
     loss = mean(lambda i, j: by_hand(h[i] - h[j], per[i] - per[j]))
     for name in ("loss/total", "preference/loss"):

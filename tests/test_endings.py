@@ -164,8 +164,7 @@ def test_a_score_of_nan_names_its_reply_and_changes_nothing(bad):
     with pytest.raises(OperantError, match=rf"{replies[2].task.id.replace('[', '.').replace(']', '.')}.* (nan|-?inf)"):
         learner.step(replies, [1.0, 2.0, bad, 1.0])
     with pytest.raises(OperantError, match=r"turn 1 is (nan|-?inf)"):
-        worst = bad[-1] if isinstance(bad, list) else bad
-        learner.step([[5], [6]], [[7], [8]], [0.0, worst], episodes=[0, 0])
+        learner.step([[5], [6]], [[7], [8]], [0.0, bad[-1] if isinstance(bad, list) else bad], episodes=[0, 0])
     with pytest.raises(OperantError, match="no reply is left to train on"):
         learner.step(replies, [None] * 4)
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))

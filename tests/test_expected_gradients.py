@@ -56,8 +56,7 @@ def grpo(size: int, *, scale: bool = True, ratio: bool = True, gain_of_all: floa
 
 def ahead(policy: Said, reference: Said, r: Tensor, y: int) -> Tensor:
     """[A] what is still to come at each token: the reward, less the charges from here on."""
-    charges = BETA * (policy.logprobs[y].detach() - reference.logprobs[y])
-    return r[y] - charges.flip(0).cumsum(0).flip(0)
+    return r[y] - (BETA * (policy.logprobs[y].detach() - reference.logprobs[y])).flip(0).cumsum(0).flip(0)
 
 
 # --- RLOO -------------------------------------------------------------------------------------------------------------

@@ -145,8 +145,7 @@ def test_an_adapter_for_the_policy_is_kept_alone(model, run, tmp_path):
 
 def test_an_adapter_names_the_commit_of_a_model_of_the_hub(cache, model, run, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    snapshot = cache("a/base", "1111")
-    shutil.copytree(model, snapshot, dirs_exist_ok=True)
+    shutil.copytree(model, cache("a/base", "1111"), dirs_exist_ok=True)
     pytest.importorskip("peft")
     lora.save(load_policy("a/base@1111", lora=LoraOptions(rank=2)).model, tmp_path / "pinned")
     told = json.loads((tmp_path / "pinned/adapter_config.json").read_text())

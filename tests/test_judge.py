@@ -25,8 +25,7 @@ def server():
     """A chat model that finds each reply as good as it has a's, of which it says how likely yes is."""
 
     def reply(body):
-        text = body["messages"][-1]["content"]
-        yes = min(0.9, 0.1 + 0.2 * text.partition("|")[2].count("a"))
+        yes = min(0.9, 0.1 + 0.2 * body["messages"][-1]["content"].partition("|")[2].count("a"))
         listed = [{"token": " yes", "logprob": math.log(yes)}, {"token": "no", "logprob": math.log((1 - yes) / 2)}]
         return {"logprobs": {"content": [{"top_logprobs": listed}]}, "message": {"content": "yes"}}
 

@@ -198,8 +198,7 @@ def test_another_process_adds_items_and_labels_while_a_program_waits(store):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_with_a_sentence(tmp_path):
-    path = write(tmp_path / "replies.v2.jsonl", {"prompt": "p", "replies": ["a", "b"]})
-    with serving(path) as (process, url):
+    with serving(write(tmp_path / "replies.v2.jsonl", {"prompt": "p", "replies": ["a", "b"]})) as (process, url):
         number = post(url, "/next", labeller="anna")[1]["item"]["number"]
         assert post(url, "/label", labeller="anna", item=number, answer={"best": 0}, key="k" * 8)[0] == 200
         process.send_signal(signal.SIGINT)

@@ -46,8 +46,7 @@ def test_missing_weights_of_the_critic_are_an_error(tmp_path):
     with pytest.warns(UserWarning, match=r"value.layers=2 has no effect: .* delete it to train"):
         load_policy(str(tmp_path / "out"), value=ValueOptions(layers=2))
     path = tmp_path / "out/critic/head.safetensors"
-    held = load_file(path)
-    save_file({k: v for k, v in held.items() if not k.endswith("bias")}, path)
+    save_file({k: v for k, v in load_file(path).items() if not k.endswith("bias")}, path)
     with pytest.raises(OperantError, match="bias"):
         load_policy(str(tmp_path / "out"), value=ValueOptions())
     path.unlink()

@@ -314,8 +314,7 @@ def test_a_damaged_or_foreign_adapter_is_refused(folders, tmp_path):
     refused("is itself an adapter", adapter, **LORA)
     refused("does not fit this LlamaForCausalLM", lm("llama", vocab=40), **{"lora.adapter": adapter})
     path = tmp_path / "adapter/adapter_model.safetensors"
-    held = load_file(path)
-    save_file({k: v for k, v in list(held.items())[1:]}, path)
+    save_file({k: v for k, v in list(load_file(path).items())[1:]}, path)
     refused("does not fit", **{"lora.adapter": adapter})
     path.unlink()
     refused("has no adapter_model", **{"lora.adapter": adapter})

@@ -56,14 +56,12 @@ def test_replies_of_another_sampler_show_at_the_first_step(settings, low, high):
     model = lm("gpt2", vocab=20, spread=0.2)
     model.generation_config.eos_token_id = None
     learner = Learner(model, max_tokens=12, fixed_length=True, banned=(2,), epochs=1, **{"optimizer.lr": 1e-9})
-    replies = drawn(learner.policy.model, 128, **settings)
-    metrics = learner.step([[5, 6]] * 128, list(replies), [0.0] * 128)
+    metrics = learner.step([[5, 6]] * 128, list(drawn(learner.policy.model, 128, **settings)), [0.0] * 128)
     assert low < metrics["rollout/likelihood_z"] < high, metrics["rollout/likelihood_z"]
 
 
 def test_declared_settings_are_used_in_scoring():
-    model = lm("gpt2", vocab=20, spread=0.2)
-    learner = Learner(model, max_tokens=12, banned=(2,), **{"optimizer.lr": 1e-9})
+    learner = Learner(lm("gpt2", vocab=20, spread=0.2), max_tokens=12, banned=(2,), **{"optimizer.lr": 1e-9})
     replies = drawn(learner.policy.model, 128, temperature=0.5)
     metrics = learner.step([[5, 6]] * 128, list(replies), [0.0] * 128, generation={"temperature": 0.5})
     assert abs(metrics["rollout/likelihood_z"]) < 4

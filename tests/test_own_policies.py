@@ -34,15 +34,13 @@ class Bigrams(PolicyBase):
     def forward(self, batch, sampling=PURE, **kwargs):
         logits = (self.table[batch.tokens.roll(1, 1)] / sampling.temperature).log_softmax(-1)
         logprobs = logits.gather(-1, batch.tokens[..., None])[..., 0] * batch.actions
-        entropy = -(logits.exp() * logits).sum(-1) * batch.actions
-        return Outputs(logprobs, logprobs, entropy)
+        return Outputs(logprobs, logprobs, -(logits.exp() * logits).sum(-1) * batch.actions)
 
     @torch.no_grad()
     def generate(self, prompts, sampling, keys):
         last, made = torch.tensor([prompt[-1] for prompt in prompts]), []
         for place in range(sampling.max_tokens):
-            scores = self.table[last] / sampling.temperature
-            last, logprobs = sampling.draw(scores, uniforms(keys, place))
+            last, logprobs = sampling.draw(self.table[last] / sampling.temperature, uniforms(keys, place))
             made.append((last.tolist(), logprobs.tolist()))
         rows = [[list(part) for part in zip(*row, strict=True)] for row in zip(*map(lambda m: zip(*m), made))]
         return [Completion(ids, logprobs, None, "length", self.version) for ids, logprobs in rows]

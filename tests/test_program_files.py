@@ -140,8 +140,7 @@ def test_a_critic_of_ones_own_ranks_and_cuts(place, capsys, monkeypatch):
     monkeypatch.chdir(place)
     words = ["--tests", "--samples", 4, "--refine", "--critic", "ones.py:Ones", *SAMPLING, "--all"]
     assert run("generate", "model", "--tasks", "problems.jsonl", *words) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    for row in rows:
+    for row in [json.loads(line) for line in capsys.readouterr().out.splitlines()]:
         assert row["critic"] == row["completion"].count("1")
         if row["how"] == "refined":  # passing sums at x = 0 have no 1, and the first of equal beginnings is a token
             assert row["kept"] == 1

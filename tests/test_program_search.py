@@ -140,8 +140,7 @@ TASK = Task("t", "P", target={"tests": ["0"], "examples": ["0"]})
 def search(lines, options, **more):
     script = Script(lines)
     writer = Writer(words(), script, Sampling(max_tokens=8, stop_tokens=(1,)))
-    made = Search(SearchOptions(**options), writer, judge, **more)
-    return made([TASK])[0], script
+    return Search(SearchOptions(**options), writer, judge, **more)([TASK])[0], script
 
 
 def texts(candidates) -> list[str]:
@@ -166,10 +165,8 @@ def test_programs_that_pass_are_cut_at_the_critics_best():
 
 @cases(("line", {"a ;\n", "a ;\n b ;\n"}), ("random", {"a", "a ;\n", "a ;\n b", "a ;\n b ;\n"}))
 def test_a_program_is_cut_at_the_end_of_a_line_or_anywhere(cut, allowed):
-    lines = ["a ;\n b ;\n d </s>"] + ["x </s>"] * 31 + ["d </s>"] * 32
-    _, script = search(lines, {"samples": 32, "refine": cut})
-    begun = {ids for _, ids, _ in script.asked[32:]}
-    assert begun == {ids_of(text) for text in allowed}
+    _, script = search(["a ;\n b ;\n d </s>"] + ["x </s>"] * 31 + ["d </s>"] * 32, {"samples": 32, "refine": cut})
+    assert {ids for _, ids, _ in script.asked[32:]} == {ids_of(text) for text in allowed}
 
 
 def test_the_best_failures_are_repaired_by_what_became_of_them():

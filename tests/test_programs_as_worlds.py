@@ -62,8 +62,7 @@ class Twice(Turns):
 def direct(task, client):
     reply = client.complete(task.prompt)
     client.reward(pay(task.target, reply))
-    again = client.complete(task.prompt + reply + " b a")
-    client.reward(pay(task.target, again))
+    client.reward(pay(task.target, client.complete(task.prompt + reply + " b a")))
     return pay(task.target, client.complete("c d"))
 
 
@@ -77,8 +76,7 @@ async def by_openai(task, client):
 
         reply = await complete(task.prompt)
         client.reward(pay(task.target, reply))
-        again = await complete(task.prompt + reply + " b a")
-        client.reward(pay(task.target, again))
+        client.reward(pay(task.target, await complete(task.prompt + reply + " b a")))
         with pytest.raises(openai.BadRequestError, match="the run's own sampling"):
             await api.completions.create(model="any", prompt="a", temperature=0)
         return pay(task.target, await complete("c d"))
@@ -280,8 +278,7 @@ print(text.count(task["target"]))
 def test_a_command_is_a_world_and_ends_with_all_that_it_started(tmp_path):
     agent = tmp_path / "agent.py"
     agent.write_text(AGENT, encoding="utf-8")
-    env = AgentWorld(command=f"{sys.executable} {agent}", ignore=["temperature"])
-    for rollout in played_in(env, TASKS[:2]):
+    for rollout in played_in(AgentWorld(command=f"{sys.executable} {agent}", ignore=["temperature"]), TASKS[:2]):
         first, second = rollout.turns
         assert second.prompt[: len(first.prompt + first.action)] == first.prompt + first.action
         assert second.reward == rollout.texts[0].count(rollout.task.target), rollout.info

@@ -71,8 +71,7 @@ def test_the_historic_gap_is_that_of_the_published_code():
         probs = logprobs[prompt].softmax(-1)
         for i, label in enumerate(labels.tolist()):
             own = probs[i, label]
-            others = torch.where(probs[i] == own, torch.tensor(-1.0, dtype=torch.float64), probs[i])
-            gap = own - others.max()
+            gap = own - torch.where(probs[i] == own, torch.tensor(-1.0, dtype=torch.float64), probs[i]).max()
             assert found[prompt, i] == pytest.approx(float(gap * (200 if gap > 0 else 180)))
 
 
@@ -87,8 +86,7 @@ def test_mean_calibration_by_hand():
 def test_contextual_calibration_by_hand():
     """Without content p(good) = .8: p / p_cf of up is .9/.8 against .1/.2, .6/.8 against .4/.2, .5/.8 against .5/.2."""
     (up,) = reward(measure="likelihood", calibrate="contextual")([rollout("up", task())])
-    shares = [1.125 / (1.125 + 0.5), 2 / 2.75, 0.625 / (0.625 + 2.5)]
-    assert up.score == pytest.approx(sum(map(LOG, shares)) / 3)
+    assert up.score == pytest.approx(sum(map(LOG, [1.125 / (1.125 + 0.5), 2 / 2.75, 0.625 / (0.625 + 2.5)])) / 3)
 
 
 # --- which texts and prompts are computed -----------------------------------------------------------------------------

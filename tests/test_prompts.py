@@ -109,8 +109,7 @@ def recounted(written, sources, calibrated=False):
         with torch.no_grad():
             known.append(torch.stack([model(ids).logits[0, -1].log_softmax(-1)[answers] for ids in texts]))
     labels = torch.tensor([label for _, label in task.target["examples"]])
-    found = known[1] - known[0].mean(0) if calibrated else known[1]
-    return float((found.argmax(-1) == labels).double().mean())
+    return float(((known[1] - known[0].mean(0) if calibrated else known[1]).argmax(-1) == labels).double().mean())
 
 
 @pytest.mark.parametrize(("words", "message"), mistyped("prompts"))

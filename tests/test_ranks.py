@@ -157,8 +157,7 @@ def test_two_ranks_log_and_learn_the_same_as_one_process(ranks):
 
 
 def test_two_ranks_move_what_one_process_moves_without_gradients(ranks):
-    truth = learnt_in_parts(list(range(7)))
-    for name, right in truth.items():
+    for name, right in learnt_in_parts(list(range(7))).items():
         for rank in (0, 1):
             apart = (ranks[rank]["parts"][name] - right).norm() / right.norm()
             assert float(apart) < 1e-5, (name, rank, float(apart))

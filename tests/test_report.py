@@ -579,8 +579,7 @@ def test_an_untrained_critic_does_not_flatten_its_curve(values, floor, browser, 
 
 
 def test_the_page_of_a_run_before_its_first_step(browser, tmp_path):
-    path = logged(tmp_path / "x", config={"steps": 7})
-    with visit(browser, run_report.write_report(path).as_uri()) as page:
+    with visit(browser, run_report.write_report(logged(tmp_path / "x", config={"steps": 7})).as_uri()) as page:
         assert page.locator(".verdict").inner_text() == "No step is finished yet."
         assert "step 0 of 7" in page.locator(".status").inner_text()
         assert page.locator("canvas").count() == 0 and page.locator("section:visible").count() == 0

@@ -173,8 +173,7 @@ def test_the_ranks_that_are_left_go_on(folder):
     time.sleep(1)  # the first one keeps the meeting place
     second = started(folder, "left", launcher, KILL="launcher")
     ended = [run.communicate(timeout=200)[0] for run in (first, second)]
-    codes = [first.returncode, second.returncode]
-    assert sorted(codes) == [-signal.SIGKILL, 0], ended
+    assert sorted([first.returncode, second.returncode]) == [-signal.SIGKILL, 0], ended
     assert "going on after step" in (folder / "left/log.txt").read_text("utf-8")
     same_as_whole(folder, "left")
 

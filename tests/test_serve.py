@@ -352,8 +352,7 @@ def test_the_command_serves_until_ctrl_c():
     words = [sys.executable, "-m", "operant", "serve", "builtin:reviews-lm", "--port", "0"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        url = process.stdout.readline().split()[0]
-        client = openai.OpenAI(base_url=url, api_key="none")
+        client = openai.OpenAI(base_url=process.stdout.readline().split()[0], api_key="none")
         made = client.completions.create(model="builtin:reviews-lm", prompt="This film", max_tokens=4, seed=0)
         words[3:] = ["generate", "builtin:reviews-lm", "--prompt", "This film", "--max-tokens", "4"]
         known = subprocess.run(words, capture_output=True, text=True, check=True)

@@ -66,8 +66,7 @@ def learnt(name: str, which: list[int], parallel: str = "fsdp") -> dict:
     learner = made(name, parallel)
     before, told = weights(learner), []
     for step in range(2):
-        metrics = stepped(learner, which, step + 1.0)
-        told.append({k: v for k, v in metrics.items() if not k.startswith("time/")})
+        told.append({k: v for k, v in stepped(learner, which, step + 1.0).items() if not k.startswith("time/")})
     held = [x for values in learner.optimizer.state.values() for x in values.values() if x.ndim]
     sizes = {"states": sum(x.numel() for x in held), "trained": len(before)}
     return {"moved": weights(learner) - before, "metrics": told, "sizes": sizes}

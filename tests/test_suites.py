@@ -212,8 +212,7 @@ def serve(websocket):
 
 
 def test_an_openenv_server_is_a_world_whose_sessions_may_fail():
-    sync = pytest.importorskip("websockets.sync.server")
-    with sync.serve(serve, "127.0.0.1", 0) as server:
+    with pytest.importorskip("websockets.sync.server").serve(serve, "127.0.0.1", 0) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
         world = ENVS.find("openenv")(game=url, most=2, timeout=0.5, kwargs={"most": 2})

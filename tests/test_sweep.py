@@ -308,8 +308,7 @@ def test_a_second_interrupt_kills_and_a_killed_run_goes_on(place):
     process = started(place, "--at-once", "2", "--batch", "200")
     for seed in (1, 2):
         wait_for_steps(process, place / f"sweep/seed={seed}", 2)
-    pid = json.loads((place / "sweep/seed=1/lock").read_text(encoding="utf-8"))["pid"]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(json.loads((place / "sweep/seed=1/lock").read_text(encoding="utf-8"))["pid"], signal.SIGKILL)
     wait_for_steps(process, place / "sweep/seed=2", len(steps_of(place / "sweep/seed=2")) + 2)
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=120)

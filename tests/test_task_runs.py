@@ -51,8 +51,7 @@ def place(tmp_path_factory):
     (folder / "my_forms.py").write_text(snippet, encoding="utf-8")
     acts = {i: name for i, name in enumerate(("inform", "question", "directive", "commissive"))}
     shape = {"vocab_size": 37, "n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "pad_token_id": 0}
-    classifier = GPT2ForSequenceClassification(GPT2Config(**shape, id2label=acts, num_labels=4))
-    on_disk(folder / "intents", classifier)
+    on_disk(folder / "intents", GPT2ForSequenceClassification(GPT2Config(**shape, id2label=acts, num_labels=4)))
     return folder
 
 

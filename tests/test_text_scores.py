@@ -230,8 +230,7 @@ def test_tasks_with_one_prompt_stay_apart_in_cider():
 def test_document_frequencies_of_a_file_or_tasks_are_frozen(tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text("".join(json.dumps({"captions": texts}) + "\n" for texts in (["a b", "a"], "c")), encoding="utf-8")
-    own = {"documents": str(path), "field": "captions", "n": 1}
-    metric = SCORES["cider"](**own)
+    metric = SCORES["cider"](**{"documents": str(path), "field": "captions", "n": 1})
     check(metric)
     prepare(metric, "cider", TASKS)  # the file stays
     assert metric([rollout("a", "a b")]) == [pytest.approx(10 / math.sqrt(2) * math.exp(-1 / 72))]

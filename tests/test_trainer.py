@@ -280,8 +280,7 @@ def test_a_rate_far_above_those_of_its_size_is_said(millions, rate, method, usua
     weights = torch.nn.ParameterList([torch.nn.Parameter(torch.empty(int(millions * 1e6), device="meta"))])
     learner = SimpleNamespace(policy=SimpleNamespace(model=weights), algorithm=find(method))
     given = {"algorithm": method, "tasks": "x.txt", "optimizer.lr": rate} | REWARDED[find(method).source != "data"]
-    said = high_rate(configure(given), learner)
-    assert [usual in note for note in said] == [True] * (usual is not None)
+    assert [usual in note for note in high_rate(configure(given), learner)] == [True] * (usual is not None)
 
 
 @cases((["the film", "der Film"], "prompts of unknown tokens alone ([UNK]): 1 of 2; "), (["the film", "a Film"], None))

@@ -35,8 +35,7 @@ def places(tmp_path_factory) -> dict[str, str]:
     words = tokenizer(padding=False)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     classifier = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=1024, **sizes))
-    made = {"LM": tiny("GPT2LMHeadModel"), "JUDGE": classifier}
-    for name, model in made.items():
+    for name, model in {"LM": tiny("GPT2LMHeadModel"), "JUDGE": classifier}.items():
         found[name] = str(root / name)
         model.save_pretrained(found[name])
         words.pad_token = words.eos_token if name == "JUDGE" else None

@@ -486,6 +486,5 @@ def test_untrained_turns_have_context_and_no_gradient_or_kl():
     for row in range(5):
         assert [paid[row][batch.turns[row] == n][-1].item() for n in (1, 3)] == pytest.approx([2 + D * 3, 4], abs=1e-5)
     untrained = [turn for turn in rollouts[0].turns if not turn.trained]
-    added = Rollout(rollouts[0].task, 9, untrained, rollouts[0].texts[:2])
-    metrics = learner.step([*rollouts, added], [0.0] * 6)
+    metrics = learner.step([*rollouts, Rollout(rollouts[0].task, 9, untrained, rollouts[0].texts[:2])], [0.0] * 6)
     assert metrics["rollout/count"] == 5 and metrics["rollout/dropped"] == pytest.approx(1 / 6)
