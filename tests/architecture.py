@@ -109,7 +109,6 @@ def closure(start: str, package: Path = PACKAGE) -> list[str]:
 
 
 def lines(modules: Collection[str], package: Path = PACKAGE) -> int:
-    """The lines of these modules."""
     paths = {module_name(path, package): path for path in files(package)}
     return sum(paths[name].read_text(encoding="utf-8").count("\n") for name in modules)
 

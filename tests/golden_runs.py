@@ -144,7 +144,6 @@ def run(name: str, learner: Learner | None = None, steps: int = STEPS) -> dict:
 
 
 def read(name: str) -> dict:
-    """The recorded numbers of a run."""
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 

@@ -270,12 +270,10 @@ def fingerprint(rollouts):
 
 
 def how_many(rollouts):
-    """The number of rollouts that are judged together."""
     return [float(len(rollouts)) for _ in rollouts]
 
 
 def forks_until_refused(rollouts):
-    """The number of processes that it may start."""
     made = 0
     try:
         while made < 500:

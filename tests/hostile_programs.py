@@ -27,8 +27,6 @@ PROOF = "assert f() == 42"
 
 @dataclass(frozen=True)
 class Hostile:
-    """A hostile program."""
-
     name: str
     kind: str
     """forged, reads, harms or hangs."""

@@ -155,17 +155,9 @@ def ask(task, *, most: int = 3, price: float = 1.0):
         return Step("cut.", reward=0.25, truncated=True)
 
 
+RAISED = "raises reset_raises quits fills_memory answers_for_nobody pays_nan sends_an_object fails_by_itself"
 FAULTS = {
-    "raised": [
-        "raises",
-        "reset_raises",
-        "quits",
-        "fills_memory",
-        "answers_for_nobody",
-        "pays_nan",
-        "sends_an_object",
-        "fails_by_itself",
-    ],
+    "raised": RAISED.split(),
     "crashed": ["exits", "reset_exits", "segfaults"],
     "timeout": ["hangs", "hangs_with_a_server", "reset_hangs"],
 }

@@ -10,7 +10,6 @@ from operant.sandbox.process import Limits, SupervisedProcess
 
 
 def strongest() -> str:
-    """The strongest level that this machine allows."""
     process = SupervisedProcess([sys.executable, "-c", "pass"], Limits())
     while not process.level and process.ended is None:
         process.receive()

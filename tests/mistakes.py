@@ -95,7 +95,6 @@ def answer_to(typed: str, folder: Path, space: dict[str, object]) -> str:
 
 
 def page(folder: Path) -> str:
-    """docs/mistakes.md."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     space, text = prepare(folder), INTRO
     for title, typed in TABLE.items():
@@ -105,6 +104,5 @@ def page(folder: Path) -> str:
 
 
 def row(typed: str, answer: str) -> str:
-    """One row of the table."""
     typed, answer = (text.replace("|", "\\|") for text in (typed, answer))
     return f"| `{typed}` | {answer.replace('<', '&lt;').replace('*', chr(92) + '*')} |\n"

@@ -18,7 +18,6 @@ from operant.types import Batch, Rollout, Task, Turn
 
 
 def said(prompt: list[int], action: list[int], *, group: int = 0, **turn) -> Rollout:
-    """A rollout of one turn."""
     only = Turn(prompt, action, **turn)
     return Rollout(Task(f"task/{group}", prompt), group, [only], [""], only.end)
 

@@ -9,8 +9,6 @@ def rollout_of(reply: str, *, query: str = "The film", ids=(5, 6, 7), task: str 
 
 
 def fixed(scores, name="fixed"):
-    """A reward that always returns `scores`."""
-
     def reward(rollouts):
         return scores
 

@@ -166,15 +166,13 @@ def test_nothing_is_cut_off_covered_or_pale(browser, urls, count, size, scheme):
         assert overflows(page) == []
         unfold(page)
         page.wait_for_timeout(300)  # the figures of the sections that were folded take their size
-        assert overflows(page) == []
-        assert overlaps(page, ".legend .entry, .legend .single") == []
+        assert overflows(page) == [] and overlaps(page, ".legend .entry, .legend .single") == []
         assert overlaps(page, "#runs th, #runs td") == []
         for figure in range(page.locator("svg.frontier").count()):
             page.locator("svg.frontier").nth(figure).evaluate("(svg, id) => (svg.id = id)", f"plane-{figure}")
             assert overlaps(page, f"#plane-{figure} text") == []
         assert overlaps(page, ".compared h3, .compared .readout, .compared figcaption, .compared canvas") == []
-        assert overlaps(page, ".answer > *, .query-block > p") == []
-        assert low_contrast(page) == []
+        assert overlaps(page, ".answer > *, .query-block > p") == [] and low_contrast(page) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", slow("dark")])

@@ -210,8 +210,7 @@ def test_scores_are_scaled_by_their_running_moments(folder):
     config = trl.PPOConfig(batch_size=4, mini_batch_size=4, **options)
     trainer = trl.PPOTrainer(config, causal(folder), None, ready(folder))
     scores = torch.tensor([1.0, 2.0, 3.0, 8.0])
-    found = trainer._shaped_scores(scores)
-    torch.testing.assert_close(found, ((scores - scores.mean()) / scores.std()).clip(-1, 1))
+    torch.testing.assert_close(trainer._shaped_scores(scores), ((scores - scores.mean()) / scores.std()).clip(-1, 1))
     more = torch.tensor([0.0, 0.0, 4.0, -2.0])
     both = torch.cat([scores, more])
     torch.testing.assert_close(trainer._shaped_scores(more), ((more - both.mean()) / both.std()).clip(-1, 1))
@@ -232,8 +231,7 @@ def test_statistics_are_those_of_the_places_under_the_mask():
     torch.testing.assert_close(core.entropy_from_logits(logits).double(), -(table * table.log()).sum(-1))
     kept = core.top_k_top_p_filtering(torch.tensor([[0.0, 1.0, 2.0, 3.0]]), top_k=3, top_p=0.7)
     assert kept.tolist() == [[-math.inf, -math.inf, 2.0, 3.0]]  # 3 and 2 hold 0.91 of the three
-    stacked = core.stack_dicts([{"a": torch.ones(2)}, {"a": torch.zeros(1, 3)}])["a"]
-    assert stacked.tolist() == [[1, 1, -1], [0, 0, 0]]
+    assert core.stack_dicts([{"a": torch.ones(2)}, {"a": torch.zeros(1, 3)}])["a"].tolist() == [[1, 1, -1], [0, 0, 0]]
     assert core.convert_to_scalar({"x": torch.ones(1), "y": "z"}) == {"x": 1.0, "y": "z"}
     assert core.flatten_dict({"a": {"b": {"c": 1}}, "d": 2}) == {"a/b/c": 1, "d": 2}
     assert {core.LengthSampler(2, 5)() for _ in range(99)} == {2, 3, 4}

@@ -82,8 +82,7 @@ def test_a_mistake_in_a_part_is_a_sentence(words, message, as_user, capsys, tmp_
     rest = [] if "--tasks" in words else ["--tasks", "counting"]
     rest += [] if "--reward" in words else ["--reward", "brevity"]
     assert main(["train", *words, *rest, "--out", str(tmp_path / "run")]) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    assert message in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 def test_an_entry_point_that_does_not_import_names_its_package(tmp_path, monkeypatch):
@@ -135,8 +134,7 @@ def test_a_plan_and_help_know_the_named_parts(as_user, capsys, tmp_path):
     assert main(["doctor", "--plan", str(recipe), "--batch", "4", "--max-tokens", "4"]) == 0
     assert "at the peak" in capsys.readouterr().out
     assert main(["doctor", "--plan", str(recipe), "--policy", "soft_prompt"]) == 2
-    why = "'soft_prompt' is made by a class or function, whose memory cannot be estimated"
-    assert why in capsys.readouterr().err
+    assert "'soft_prompt' is made by a class or function, whose memory cannot be estimated" in capsys.readouterr().err
     assert main(["train", str(recipe), "--help-all"]) == 0
     output = capsys.readouterr().out
     assert "[guess]" in output and re.search(r"--env.letters VALUE +\[ae\]", output)

@@ -192,8 +192,7 @@ def test_another_process_adds_items_and_labels_while_a_program_waits(store):
     child = Child(other)
     labels = store.wait(["i0", "i1"], timeout=60, poll=0.02) if store.wait(["i0"], timeout=60, poll=0.02) else {}
     assert {item: found[0].answer for item, found in labels.items()} == {"i0": {"best": 1}, "i1": {"best": 2}}
-    assert child.ends() == 0
-    assert len(store.wait(["i0"], count=2, timeout=0.1)["i0"]) == 1
+    assert child.ends() == 0 and len(store.wait(["i0"], count=2, timeout=0.1)["i0"]) == 1
 
 
 @pytest.mark.slow

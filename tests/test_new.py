@@ -37,6 +37,5 @@ def test_a_name_that_cannot_be_is_refused(words, reason, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     for name in ("there.py", "test_tested.py"):
         (tmp_path / name).write_text("mine", encoding="utf-8")
-    assert main(["new", *words]) == 2
-    assert reason in capsys.readouterr().err
+    assert main(["new", *words]) == 2 and reason in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["test_tested.py", "there.py"]

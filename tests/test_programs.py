@@ -39,8 +39,7 @@ OF_OUTCOME = {
 
 
 def tasks_of(rows, form="code", **options):
-    made = named_parts.form(form, arguments(Factory(ROW_FORMS.find(form), 1), options, form))
-    return load_tasks(rows, form=made)
+    return load_tasks(rows, form=named_parts.form(form, arguments(Factory(ROW_FORMS.find(form), 1), options, form)))
 
 
 def rollout(reply, target=DOUBLE, name="t/0", references=()):

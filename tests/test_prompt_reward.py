@@ -98,8 +98,7 @@ def test_equal_prompts_are_computed_once():
         return answers(texts)
 
     scores = PromptReward(ask, words=WORDS)([rollout(prompt, of) for prompt in ("up", "down", "up", "up")])
-    assert len(asked) == len(set(asked)) == 6
-    assert scores[0] == scores[2] == scores[3] != scores[1]
+    assert len(asked) == len(set(asked)) == 6 and scores[0] == scores[2] == scores[3] != scores[1]
     # Tasks of one example are each scored on their own.
     rollouts = [rollout("up", task(texts=text, id=text)) for text in "abc"] + [rollout("down", task(texts="a"))]
     scores = PromptReward(ask, words=WORDS, measure="likelihood")(rollouts)

@@ -122,8 +122,7 @@ def test_what_cannot_be_is_a_sentence_and_leaves_nothing(words, message, tmp_pat
     (tmp_path / "three.tsv").write_text("sentence\tlabel\ndull\t0\na joy\t1\nso\t2\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert main([*words, *(["--steps", "1"] if words[0] == "train" else [])]) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()
+    assert message in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
 
 def test_a_search_compares_named_baselines_at_equal_calls(place, tmp_path, capsys):

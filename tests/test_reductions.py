@@ -27,8 +27,7 @@ OWN = {"grpo": "reply", "dapo": "token", "dr-grpo": "constant", "gspo": "reply",
 
 def batch():
     made = collate([said([3], [4] * n, group=g) for n, g in zip(LENGTHS, GROUPS, strict=True)], GAINS)
-    zeros = torch.zeros(made.tokens.shape)
-    return made.with_(logprobs=zeros, advantages=torch.tensor(GAINS)[:, None] * made.actions)
+    return made.with_(logprobs=torch.zeros(made.tokens.shape), advantages=torch.tensor(GAINS)[:, None] * made.actions)
 
 
 @cases(*((algorithm, None) for algorithm in OWN), *(("grpo", per) for per in SHARES), ("cispo", "group"))

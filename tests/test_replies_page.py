@@ -206,8 +206,7 @@ def test_a_token_shows_its_numbers_and_a_click_colours_all(page):
         page.locator(".modes label", has_text=label).first.click()
         for token, (name, share) in zip(tokens.all(), wanted, strict=True):
             assert colour(token) == [f"var({name})", pytest.approx(share, abs=1e-3)], label
-    assert "−1.00 0 +1.00" in " ".join(page.locator(".legend").inner_text().split())
-    assert fits(page)
+    assert "−1.00 0 +1.00" in " ".join(page.locator(".legend").inner_text().split()) and fits(page)
 
 
 def test_both_answers_open_and_the_keyboard_alone_opens_a_reply(page):

@@ -373,8 +373,7 @@ def test_every_chart_is_drawn_and_the_page_fits_and_can_be_read(browser, run, ur
         assert has(drawn["chart-reward-mean"], BLUE[scheme])
         assert page.locator("section:not([hidden]) > details[open]").count() == (1 if size == PHONE else 9)
         for _ in range(2):
-            assert page.evaluate(FITS)
-            assert overflows(page) == [] and low_contrast(page) == []
+            assert page.evaluate(FITS) and overflows(page) == [] and low_contrast(page) == []
             for texts in ("#cycle text", "#overview > *, .number > *, #diagnosis, #samples", "summary > *"):
                 assert overlaps(page, texts) == []
             assert overlaps(page, "figure h3, .readout, .key, .keys > span, figcaption, .words") == []

@@ -251,8 +251,7 @@ def test_half_a_request_and_silence_end(one, monkeypatch):
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: 90\r\n\r\n{"
         )
-        assert b"408" in half.recv(1000).splitlines()[0]
-        assert silent.recv(1000) == b""
+        assert b"408" in half.recv(1000).splitlines()[0] and silent.recv(1000) == b""
 
 
 def test_too_many_requests_wait_elsewhere_and_replies_that_nobody_reads_stop(one):
@@ -343,8 +342,7 @@ def test_pieces_that_are_remembered_are_those_of_one_call(kind):
     (["builtin:reviews-lm", "--colour", "red"], "colour"),
 )
 def test_mistakes_at_the_command_line_are_one_sentence(words, said, capsys):
-    assert main(["serve", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert main(["serve", *words]) == 2 and said in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -151,8 +151,7 @@ def test_examples_are_appended_to_a_whole_history_too():
     shown = iter(record["turns"])
     for step in steps[1:]:
         next(shown)  # the reply
-        turns = [next(shown) for _ in step.examples]
-        after = "".join(f"{turn['state']}\n> {turn['command']}\n\n" for turn in turns)
+        after = "".join(f"{turn['state']}\n> {turn['command']}\n\n" for turn in [next(shown) for _ in step.examples])
         assert step.text.startswith(f"\n\n{after}") and step.text.endswith("\n>")
     assert [turn["fit"] for turn in record["turns"] if turn["by"] == "policy"][1] == 1 + len(steps[1].examples)
 
@@ -248,8 +247,7 @@ def test_worlds_in_workers_count_tokens_as_the_learner_does(form):
         learner = Learner("builtin:rooms", env=env, algorithm="rloo", reference=None, max_tokens=12, threads="1")
         [rollout] = learner.play(Rooms(**given).games("test"), stream="evaluate")
         prompts.append([turn.prompt for turn in rollout.turns])
-    assert prompts[0] == prompts[1] and len(prompts[0]) > 8
-    assert 60 < max(map(len, prompts[0])) <= 90
+    assert prompts[0] == prompts[1] and len(prompts[0]) > 8 and 60 < max(map(len, prompts[0])) <= 90
 
 
 # --- rooms ------------------------------------------------------------------------------------------------------------

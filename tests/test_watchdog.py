@@ -76,8 +76,7 @@ def test_a_run_that_hangs_is_ended_and_can_be_resumed(tmp_path):
 
     assert Child(work, output=str(tmp_path / "said")).ends() == 1
     log = (tmp_path / "run/log.txt").read_text(encoding="utf-8")
-    assert "Timeout" in log and "in judge" in log
-    assert (tmp_path / "run/lock").exists()
+    assert "Timeout" in log and "in judge" in log and (tmp_path / "run/lock").exists()
     (tmp_path / "mended").touch()
     assert Child(lambda: work(resume=True), output=str(tmp_path / "said")).ends() == 0
     assert [json.loads(x)["step"] for x in lines()] == [1, 2, 3]

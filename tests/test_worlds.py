@@ -153,8 +153,7 @@ def test_a_run_logs_what_failed_and_leaves_no_process(tmp_path, mark):
     assert run.learner.env._limits["timeout"] == 30.0 and [s is None for s in run.before.scores] == [False, True]
     log = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
     assert "crashed: 1 of 5 episodes left out: the world ended with exit status 3" in log
-    assert "isolation of world 'Hostile': " in log
-    assert marked_processes(mark, patience=1.0) == []
+    assert "isolation of world 'Hostile': " in log and marked_processes(mark, patience=1.0) == []
 
 
 @cases(
@@ -268,7 +267,6 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
 
 
 def page_world():
-    """The world of docs/worlds.md."""
     space = {}
     exec(PAGE[0], space)
     return space["Guess"]()
@@ -381,8 +379,7 @@ def test_an_episode_that_outgrows_the_context_is_bootstrapped(more):
         assert rollout.end == "outgrown" and all(t.reward == 1.0 for t in rollout.turns)
         # A context of 64, of which a reply needs 3, and the longest option with its end as many as it has.
         room = 64 - (1 + len(letters()("go on up", add_special_tokens=False)["input_ids"]) if "options" in more else 3)
-        assert len(whole) > room >= len(last.prompt)
-        assert rollout.following == whole[:63]
+        assert len(whole) > room >= len(last.prompt) and rollout.following == whole[:63]
         assert len(rollout.turns) == (1 if "then" in more else 4) or "options" in more
     learner.options["advantage"] |= {"gamma": 0.9, "turn_gamma": 0.5, "lam": 1.0, "whiten_scope": "none"}
     metrics = learner.step(rollouts, [0.0] * 3)
