@@ -102,7 +102,7 @@ def test_sentences_are_read_once_in_bounded_memory():
 
 
 def test_a_model_that_cannot_branch_reads_whole_texts(monkeypatch):
-    """A model that ignores the mask of branches is found out in the trial, warned of, and read plainly."""
+    """A model that ignores the mask of branches is found out in the trial, said, and read plainly."""
     tokenizer = byte_tokenizer()
     model = lm("gpt2", len(tokenizer))
     trunk = model.transformer.forward

@@ -239,19 +239,17 @@ def play(
     waiting, world = iter(episodes), with_defaults(env, EnvBase)
     most, waves = world.most, world.waves
 
-    def leave(slots: Sequence[int]) -> None:
+    def leave(
+        slots: Sequence[int], end: object = None
+    ) -> None:  # an error that ends all is said, and not what follows it
         if world.on_leave is not None:
-            with of_user(f"world {name_of(env)!r}: on_leave raised "):
+            with suppress(OperantError) if end else nullcontext(), of_user(f"world {name_of(env)!r}: on_leave raised "):
                 world.on_leave(slots)
-
-    def at_end(error: object, *_: object) -> None:
-        with nullcontext() if error is None else suppress(OperantError):  # the error is said, and not what follows it
-            leave([*episodes])
 
     remember = nullcontext if world.turns == 1 else EngineParts.of(engine).remembering
     pool = ThreadPoolExecutor(1, thread_name_prefix="world") if waves > 1 else nullcontext()
     with ExitStack() as left, remember(), pool as thread:
-        left.push(at_end)
+        left.push(lambda error, *_: leave([*episodes], end=error))
         while slots := list(islice(waiting, most)):
             tasks_of = {slot: episodes[slot].task_as_text for slot in slots}
             ended |= {slot: episodes[slot].start(first, fits) for slot, first in answers.reset(env, tasks_of).items()}
