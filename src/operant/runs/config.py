@@ -4,6 +4,7 @@ Later values win: defaults < preset of the recipe < recipe < preset of the user 
 """
 
 import difflib
+import inspect
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -363,9 +364,12 @@ def _check_together(config: Config) -> None:
     if share(train.evaluate) is not None and train.tasks is None:
         why = "the tasks are the world's own, which keeps some for tests; leave it out"
         raise OperantError(f"evaluate={shown(train.evaluate)}: {why}")
-    if train.tasks is None and train.replies is None and not named_parts.has_games(train.env):
+    if train.tasks is None and train.replies is None:
+        world = named_parts.found("env", train.env)
+        may_have = inspect.isroutine(world) and not hasattr(world, "games")  # what a function makes is not known yet
         more = ", or give the world games(split), a list of its own for the split (docs/worlds.md)" if train.env else ""
-        raise OperantError(f"tasks is missing: pass --tasks prompts.txt, or --tasks builtin:openings/train{more}")
+        missing = f"tasks is missing: pass --tasks prompts.txt, or --tasks builtin:openings/train{more}"
+        require(may_have or with_defaults(world, EnvBase).games is not None, missing)
     if train.form is not None and (train.tasks is None or algorithm.rows["labelled"]):
         why = "the environment has tasks of its own" if train.tasks is None else "its rows are labelled replies"
         raise OperantError(f"form={shown(train.form)} with algorithm={train.algorithm}: {why}; leave it out")

@@ -181,12 +181,6 @@ def policy(value: object, options: Mapping[str, object]) -> Any:
     return make("policy", value, options) if is_object("policy", value) else value
 
 
-def has_games(env: object) -> bool:
-    """Whether an environment has tasks of its own: a method `games`. A function may make one that has."""
-    named = found("env", env)
-    return with_defaults(named, EnvBase).games is not None or (inspect.isroutine(named) and not hasattr(named, "games"))
-
-
 def engine(value: object, options: Mapping[str, object]) -> Callable[[Any], Any]:
     """What makes the engine from the policy. An engine may have a function `check_options`, which is called here.
 

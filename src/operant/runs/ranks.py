@@ -1,6 +1,8 @@
-"""What the processes of a run have in common: equal options, memory for their replies, and threads."""
+"""What the processes of a run have in common: equal options, memory for their replies, the folder, and threads."""
 
 import os
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ import torch
 from operant import __version__, distributed, machine
 from operant.runs import named_parts
 from operant.runs.config import Config, as_mapping
+from operant.runs.folder import RunFolder
 from operant.runs.resume import by_name
 from operant.storage.checkpoint_store import about
 from operant.types import OperantError
@@ -32,6 +35,24 @@ def check_ranks(config: Config, out: Path, resume: bool) -> None:
         why = "their steps would end unequally; use engine=ray"
         error = OperantError(f"partial_rollout_tokens={train.partial_rollout_tokens} with {ranks} ranks: {why}")
     distributed.agree(error)
+
+
+@contextmanager
+def open_folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]:
+    """Open the run folder. Other ranks than the first get a temporary one."""
+    if distributed.rank() == 0:
+        if resume:
+            folder = RunFolder.open(out)
+        else:
+            size = {"cores": os.cpu_count(), "memory_gb": machine.size_gb()}
+            started = {"started": time.strftime("%Y-%m-%d %H:%M:%S"), "command": machine.command()}
+            environment = {"operant": __version__, **machine.about(), **size, **started, "folder": os.getcwd()}
+            folder = RunFolder.create(out, as_mapping(config), environment=environment)
+        with folder:
+            yield folder
+        return
+    with tempfile.TemporaryDirectory() as path, RunFolder.create(Path(path) / "run", as_mapping(config)) as folder:
+        yield folder
 
 
 @contextmanager

@@ -5,22 +5,19 @@ tasks -> play -> reward -> select -> rows -> score -> credit -> update -> sync -
 for run in runs("runs/sentiment", recipe="sentiment"): ...
 """
 
-import os
 import shutil
-import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from operant import __version__, distributed, machine
+from operant import distributed, machine
 from operant.runs import notes
 from operant.runs.build import build
-from operant.runs.config import Config, as_mapping, configure
+from operant.runs.config import Config, configure
 from operant.runs.folder import Journal, RunFolder
 from operant.runs.named_models import copy_initial_models, pin_names, with_copies
-from operant.runs.ranks import check_ranks, threads
+from operant.runs.ranks import check_ranks, open_folder, threads
 from operant.runs.resume import changes, elsewhere, go_on, stored_options
 from operant.runs.run import Observer, Run
 from operant.runs.signals import stop_on_signal
@@ -64,7 +61,7 @@ def runs(
         stop = stack.enter_context(stop_on_signal())
         stack.enter_context(distributed.launched(config.train.silence_minutes))
         check_ranks(config, out, resume)
-        folder = stack.enter_context(_open_folder(out, config, resume))
+        folder = stack.enter_context(open_folder(out, config, resume))
         folder.checkpoints = distributed.gathered(folder.checkpoints)[0]  # where the first rank's folder is
         stop.on_request = log_message = folder.log_message
         path = to_resume(folder.checkpoints, log_message, fresh_optimizer=fresh_optimizer) if resume else None
@@ -92,24 +89,6 @@ def runs(
             if not (resume or run.evaluation.started):  # refused before the first step, by a reward perhaps
                 _discard(folder)
             raise
-
-
-@contextmanager
-def _open_folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]:
-    """Open the run folder. Other ranks than the first get a temporary one."""
-    if distributed.rank() == 0:
-        if resume:
-            folder = RunFolder.open(out)
-        else:
-            size = {"cores": os.cpu_count(), "memory_gb": machine.size_gb()}
-            started = {"started": time.strftime("%Y-%m-%d %H:%M:%S"), "command": machine.command()}
-            environment = {"operant": __version__, **machine.about(), **size, **started, "folder": os.getcwd()}
-            folder = RunFolder.create(out, as_mapping(config), environment=environment)
-        with folder:
-            yield folder
-        return
-    with tempfile.TemporaryDirectory() as path, RunFolder.create(Path(path) / "run", as_mapping(config)) as folder:
-        yield folder
 
 
 def _load(

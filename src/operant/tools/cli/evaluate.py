@@ -90,7 +90,8 @@ def evaluate(words: Sequence[str], options: Options) -> int:
     finally:
         for one in plan.scorers:
             one.close()
-        getattr(plan.env, "close", lambda: None)()
+        if hasattr(plan.env, "close"):
+            plan.env.close()
     about = describe(plan, len(compared.tasks))
     print(plain(about))
     emit("\n".join(map(plain, aligned(compared.table()))))
