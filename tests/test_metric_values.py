@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -382,6 +382,9 @@ GAME = {
     "reward/return_std": lambda s: std(s.returns),
     "reward/query_share": lambda s: query_share(s.all),
     "reward/abstained": lambda s: mean([score(r) is None for r in s.all]),
+    "reward/world/mean": lambda s: mean([sum(paid(r)) for r in s.all]),
+    "reward/world/std": lambda s: std([sum(paid(r)) for r in s.all]),
+    "reward/world/abstained": lambda s: 0,
     "kl/per_reply": lambda s: mean([x.sum() for x in s.gaps]),
     "kl/per_reply_std": lambda s: std([x.sum() for x in s.gaps]),
     "kl/per_token": lambda s: mean(flat(s.gaps)),
@@ -394,9 +397,7 @@ GAME = {
     "value/mean": lambda s: mean(s.tokens("values")),
     "value/std": lambda s: std(s.tokens("values")),
     "value/error_before": lambda s: mean((s.tokens("returns") - s.tokens("values")) ** 2),
-    "value/explained_variance": lambda s: (
-        1 - mean((s.tokens("returns") - s.tokens("values")) ** 2) / np.var(s.tokens("returns"))
-    ),
+    "value/explained_variance": lambda s: 1 - GAME["value/error_before"](s) / np.var(s.tokens("returns")),
     "value/explained_variance_fitted": lambda s: 1 - mean(s.update.all("error")) / np.var(s.tokens("returns")),
     "returns/mean": lambda s: mean(s.tokens("returns")),
     "returns/std": lambda s: std(s.tokens("returns")),
@@ -423,11 +424,6 @@ for part, (say, _) in PARTS.items():
     GAME[f"reward/{part}/mean"] = lambda s, say=say: mean([say(r) for r in s.all if say(r) is not None])
     GAME[f"reward/{part}/std"] = lambda s, say=say: std([say(r) for r in s.all if say(r) is not None])
     GAME[f"reward/{part}/abstained"] = lambda s, say=say: mean([say(r) is None for r in s.all])
-GAME |= {
-    "reward/world/mean": lambda s: mean([sum(paid(r)) for r in s.all]),
-    "reward/world/std": lambda s: std([sum(paid(r)) for r in s.all]),
-    "reward/world/abstained": lambda s: 0,
-}
 
 
 # --- steps on replies from elsewhere ----------------------------------------------------------------------------------
@@ -436,7 +432,7 @@ REPLIES = [[16], [17, 18, 19, 20], [21], [22, 3, 4], [5, 6], [7, 8, 9, 10, 11, 1
 SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]
 
 
-def foreign(patch, rules, *, algorithm="ppo", scores=SCORES, made=None, disturb=None, **options):
+def foreign(folder, patch, rules, *, algorithm="ppo", scores=SCORES, made=None, disturb=None, **options):
     """One step on replies whose log-probs and values were made up; an advantage is the score less the value."""
     _, cuts = watched(patch)
     options = {"minibatch": 3, "epochs": 3, "optimizer.lr": 6e-4, "max_grad_norm": None} | options
@@ -466,16 +462,6 @@ DIRECT = {name: say for name, say in UPDATE.items() if not name.startswith("roll
 BOUND, THRESHOLD, DUAL = 0.15, 1.2, 1.3
 
 
-def stopped(folder, patch):
-    """An update that ends early."""
-    return foreign(patch, Rules(), made=lambda every: every[:-1], target_kl=BOUND)
-
-
-def at_once(folder, patch):
-    """An update that ends before its first optimizer step."""
-    return foreign(patch, Rules(), made=lambda every: [], target_kl=1e-3)
-
-
 def ended_early(step):
     """Whether the mean of the last epoch went beyond the bound with its last minibatch, and not before it."""
     last, means = step.update.epochs[-1], []
@@ -491,7 +477,7 @@ def skipped(folder, patch):
     def made(every):
         return [m for m in every if mean(np.exp(m.terms["new"] - m.terms["old"])) <= THRESHOLD]
 
-    return foreign(patch, Rules(dual=DUAL), made=made, ratio_threshold=THRESHOLD, dual_clip=DUAL)
+    return foreign(folder, patch, Rules(dual=DUAL), made=made, ratio_threshold=THRESHOLD, dual_clip=DUAL)
 
 
 def refused(folder, patch):
@@ -502,7 +488,7 @@ def refused(folder, patch):
         calls.append(1)
         return gradient * math.nan if len(calls) == 4 else gradient
 
-    return foreign(patch, Rules(), made=lambda every: every[:-1], disturb=spoil)
+    return foreign(folder, patch, Rules(), made=lambda every: every[:-1], disturb=spoil)
 
 
 def halved(folder, patch):
@@ -514,30 +500,23 @@ def halved(folder, patch):
         if len(calls) == 2:
             raise torch.OutOfMemoryError("out of memory")
 
-    return foreign(patch, Rules(), disturb=run_out, micro_tokens=256)
-
-
-def rescored(folder, patch):
-    """Log-probs and values of a second pass take the place of those that came along."""
-    return foreign(patch, Rules(), rescore=True)
-
-
-def alone(folder, patch):
-    """Each reply is whitened by itself: of one token, nothing is left."""
-    return foreign(patch, Rules(whiten=True), minibatch=1, epochs=1, whiten_scope="minibatch")
+    return foreign(folder, patch, Rules(), disturb=run_out, micro_tokens=256)
 
 
 def grouped(folder, patch):
     """GRPO: replies are compared with those to the same query, and a token of a long one counts less."""
     more = {"algorithm": "grpo", "reference": Policy(lm(vocab=24, seed=1).double()), "kl.loss_coef": 0.04}
-    return foreign(patch, Rules(loss_coef=0.04, per="episode"), scores=[0.5, 0.5, 0.5, *SCORES[3:]], **more)
+    return foreign(folder, patch, Rules(loss_coef=0.04, per="episode"), scores=[0.5, 0.5, 0.5, *SCORES[3:]], **more)
 
 
 NO_CRITIC = {name: say for name, say in DIRECT.items() if not name.startswith("value/")}
 DIRECTLY = {
-    "stopped": (stopped, DIRECT | {"update/early_stopped": ended_early}),
-    "at_once": (
-        at_once,
+    "stopped": (
+        partial(foreign, rules=Rules(), made=lambda every: every[:-1], target_kl=BOUND),
+        DIRECT | {"update/early_stopped": ended_early},
+    ),
+    "at_once": (  # it ends before its first optimizer step
+        partial(foreign, rules=Rules(), made=lambda every: [], target_kl=1e-3),
         {"update/early_stopped": lambda s: 1, "update/steps": lambda s: 0, "update/epochs": lambda s: 0}
         | {"loss/total": lambda s: None, "update/grad_norm": lambda s: None},
     ),
@@ -547,8 +526,10 @@ DIRECTLY = {
     ),
     "refused": (refused, DIRECT | {"update/refused": lambda s: 1}),
     "halved": (halved, DIRECT | {"update/micro_tokens": lambda s: 128}),
-    "rescored": (rescored, DIRECT),
-    "alone": (alone, DIRECT),
+    # Log-probs and values of a second pass take the place of those that came along.
+    "rescored": (partial(foreign, rules=Rules(), rescore=True), DIRECT),
+    # Each reply is whitened by itself: of one token, nothing is left.
+    "alone": (partial(foreign, rules=Rules(whiten=True), minibatch=1, epochs=1, whiten_scope="minibatch"), DIRECT),
     "grouped": (
         grouped,
         NO_CRITIC | {"kl/in_loss": lambda s: mean(s.update.all("in_loss")), "kl/loss_coef": lambda s: 0.04},

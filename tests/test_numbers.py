@@ -285,13 +285,7 @@ def test_a_damaged_bundle_is_refused_in_a_sentence(harm, bundle, tmp_path):
 
 # --- runs -------------------------------------------------------------------------------------------------------------
 SMALL = {"probes": 0, "batch": 4, "max_tokens": 6, "optimizer.lr": 1e-3, "checkpoint_minutes": 0.0}
-
-
-def scored(rollouts):
-    return [float(len(r.reply)) for r in rollouts]
-
-
-GIVEN = SMALL | {"tasks": ["ab", "c"], "reward": scored, "best": "reward/mean"}
+GIVEN = SMALL | {"tasks": ["ab", "c"], "reward": lambda rs: [float(len(r.reply)) for r in rs], "best": "reward/mean"}
 
 
 def told(path):

@@ -130,8 +130,7 @@ class Count:
 
     def prefixes(self, problem, reply, tokenizer):
         assert problem == "P"
-        b = WORDS.index("b")
-        return [list(reply[:n]).count(b) - 0.1 * max(n - 2, 0) for n in range(1, len(reply) + 1)]
+        return [list(reply[:n]).count(WORDS.index("b")) - 0.1 * max(n - 2, 0) for n in range(1, len(reply) + 1)]
 
 
 TASK = Task("t", "P", target={"tests": ["0"], "examples": ["0"]})
@@ -152,10 +151,9 @@ def test_programs_that_pass_are_cut_at_the_critics_best():
     first = ["a b a d </s>", "x </s>", "b d d d </s>", "a </s>"]
     found, script = search([*first, *["c d </s>"] * 4], {"samples": 4, "refine": "critic"}, critic=Count())
     assert texts(found[:4]) == ["abad", "x", "bddd", "a"]
-    begun = [ids for _, ids, _ in script.asked[4:]]
     # "a b a d": 0 1 .9 .8 -> behind "a b". "b d d d": 1 1 .9 .8 -> behind "b", the shortest of equal ones. The whole
     # programs score -.1 lower with their stop token each, so "b d d d" and "a b a d" are equal, and the first leads.
-    assert begun == [ids_of("a b"), ids_of("b"), ids_of("a b"), ids_of("b")]
+    assert [ids for _, ids, _ in script.asked[4:]] == [ids_of("a b"), ids_of("b"), ids_of("a b"), ids_of("b")]
     assert texts(found[4:]) == ["abcd", "bcd", "abcd", "bcd"]
     assert [(c.how, c.round, c.sample, c.parent, c.kept) for c in found[4:]] == [
         ("refined", 1, 0, 0, 2), ("refined", 1, 1, 2, 1), ("refined", 1, 2, 0, 2), ("refined", 1, 3, 2, 1)

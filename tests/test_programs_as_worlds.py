@@ -170,8 +170,7 @@ def test_several_replies_to_a_request_are_branches_with_a_credit_of_their_own():
     expected = [x for turn, x in zip((first, one, after, two), (3.5, 7.0, 6.0, -1.0)) for x in [x] * turn.count]
     assert batch.advantages[batch.actions].tolist() == pytest.approx(expected) and places == [0, -1, -1]
     centred = operant.Learner(policy(), algorithm="reinforce", env=AgentWorld(tree), max_tokens=4, **{"kl.coef": 0.0})
-    over_branches = centred.preview([rollout], [2.0])[0].rewards.sum()  # not over episodes
-    assert over_branches == pytest.approx(0.0, abs=1e-5)
+    assert centred.preview([rollout], [2.0])[0].rewards.sum() == pytest.approx(0.0, abs=1e-5)  # not over episodes
     outgrown = {"end": "outgrown", "following": one.prompt + one.action}
     cut = replace(rollout, turns=rollout.turns[:3], texts=rollout.texts[:3], **outgrown)
     # Of the branch that was to go on, not of the last one drawn.
@@ -302,11 +301,6 @@ def swallows(task, client):
         return "good"
 
 
-def hangs(task, client):
-    client.complete("a")
-    time.sleep(1)
-
-
 def from_two_threads(task, client):
     def ask():
         with contextlib.suppress(OperantError, EpisodeOverError):
@@ -331,7 +325,7 @@ def right():
 @cases(
     (lambda task, client: 1.0, "raised", "ended without a request"),
     (swallows, "raised", "returned 'good'; it must return a reward"),
-    (hangs, "timeout", "neither asked nor ended within 0.5 seconds"),
+    (lambda task, client: client.complete("a") and time.sleep(1), "timeout", "asked nor ended within 0.5 seconds"),
     (lambda task, client: (client.complete("a"), sys.exit(3)), "raised", "SystemExit: 3"),
     (endless, "raised", "asked for 9 replies or more: let it end"),
     (from_two_threads, "raised", "asked twice at a time"),
@@ -346,7 +340,7 @@ def test_a_program_that_fails_costs_its_episode_alone(bad, end, why, right, monk
         return (bad if task.target == "d" else direct)(task, client)
 
     monkeypatch.setattr("operant.apps.agents.program.MAX_TURNS", 9)
-    found = played_in(AgentWorld(program, deadline=0.5 if bad is hangs else 20.0), TASKS)
+    found = played_in(AgentWorld(program, deadline=0.5 if end == "timeout" else 20.0), TASKS)
     assert found[1].end == end and re.search(re.escape(why), found[1].info["failure"]), found[1].info
     assert [said(rollout) for rollout in found if rollout.place != 1] == [said(r) for r in right if r.place != 1]
     (note,) = judge(None, found, pays=True).notes

@@ -171,23 +171,13 @@ def test_the_data_has_numbers_probes_and_distributions(run):
     where = {"label": "KL per reply", "note": "mean of the last 5 steps", "unit": "nats"}
     assert numbers["KL per reply"] == where | {"after": 5.0}  # mean of 4 to 6
     assert numbers["Training time"]["unit"] == "s"
-    assert data["samples"] == {
-        "before": "reference",
-        "after": "policy, step 12",
-        "queries": "probe prompts",
-        "of": 4,
-        "better": 4,
-        "rows": [
-            {
-                "query": f"Query {i}",
-                "before": {"reply": " reference", "reward": 0.2},
-                "after": {"reply": EVIL if i == 0 else " now", "reward": 0.7},
-                "gain": 0.5,
-                "pick": pick,
-            }
-            for i, pick in ((1, "median"), (3, "best"), (0, "worst"))  # all gains are equal, so their order decides
-        ],
-    }
+    rows = [
+        {"query": f"Query {i}", "before": {"reply": " reference", "reward": 0.2}, "gain": 0.5, "pick": pick}
+        | {"after": {"reply": EVIL if i == 0 else " now", "reward": 0.7}}
+        for i, pick in ((1, "median"), (3, "best"), (0, "worst"))  # all gains are equal, so their order decides
+    ]
+    about = {"before": "reference", "after": "policy, step 12", "queries": "probe prompts", "of": 4, "better": 4}
+    assert data["samples"] == about | {"rows": rows}
     kl = next(m for m in data["metrics"] if m["name"] == "kl/per_reply")
     assert (kl["first"], kl["last"], kl["odd"]) == (0.5, 6.0, False) and kl["band"] == (0, 10)
     assert html_pages.as_json(data)
@@ -561,9 +551,7 @@ def test_nan_leaves_a_gap_in_a_curve_and_a_step_without_the_metric_does_not(brow
         for chart, gaps in (("policy-entropy", 1), ("policy-approx_kl", 2), ("grad-norm", 0)):
             blue = "".join("x" if known else "." for known in page.evaluate(columns, f"chart-{chart}")).strip(".")
             assert len(blue) > 200 and len(re.findall(r"\.{15,}", blue)) == gaps, (chart, blue)
-        assert page.locator("#chart-staleness, #chart-rollout-carried").count() == 2, (
-            "the age of replies, if some are old"
-        )
+        assert page.locator("#chart-staleness, #chart-rollout-carried").count() == 2, "ages of replies, if some are old"
 
 
 @pytest.mark.slow
@@ -609,15 +597,13 @@ def test_the_live_page_is_updated_in_place(browser, tmp_path, soon):
         assert "step 13" in page.locator("#chart-reward-mean .readout").inner_text()
         assert page.evaluate("document.querySelector('#chart-reward-mean canvas').mine")  # not replaced
         assert page.locator(".zoomed").is_visible()
-        assert (
-            page.evaluate("""async () => {
+        highest = page.evaluate("""async () => {
             const spec = (most) => ({ stacked: true, most, series: [{ label: "a", x: [1, 2], values: [1, 9] }] });
             const chart = Charts.line(document.body.appendChild(document.createElement("figure")), spec(2));
             await new Promise((done) => requestAnimationFrame(done, chart.update(spec())));
             return chart.uplot.scales.y.max;
         }""")
-            == 9
-        )  # and not where the first data were cut off
+        assert highest == 9  # and not where the first data were cut off
         page.evaluate("[window.served, window.fetch] = [fetch, () => Promise.reject()]")
         page.locator(".status", has_text="· the server does not answer").wait_for()
         page.evaluate("void (window.fetch = served)")

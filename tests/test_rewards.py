@@ -387,8 +387,7 @@ def test_a_causal_classifier_reads_at_the_last_token(tmp_path, pad):
         states = [model.eval().transformer(torch.tensor([[WORDS.index(w) for w in t.split()]]))[0] for t in texts]
         expected = [model.score(s[0, -1]).item() for s in states]
     assert Classifier(str(tmp_path), output="logit").score(texts) == pytest.approx(expected, abs=1e-5)
-    sigmoid = [1 / (1 + math.exp(-x)) for x in expected]
-    assert Classifier(str(tmp_path)).score(texts) == pytest.approx(sigmoid, abs=1e-5)
+    assert Classifier(str(tmp_path)).score(texts) == pytest.approx([1 / (1 + math.exp(-x)) for x in expected], abs=1e-5)
 
 
 def test_batches_are_of_similar_length():
@@ -428,8 +427,7 @@ def score(reward, rollouts, options, moments, tokenizer=None):
 
 
 def test_scores_are_scaled_then_clipped_if_there_are_any():
-    moments = RunningMoments()
-    options = ScoreOptions(scale=True, normalise=True, clip=1.0)
+    options, moments = ScoreOptions(scale=True, normalise=True, clip=1.0), RunningMoments()
     judged, used = score(fixed([1.0, None, 3.0, 8.0]), [rollout_of("")] * 4, options, moments)
     std = math.sqrt(((1 - 4) ** 2 + (3 - 4) ** 2 + (8 - 4) ** 2) / 2)
     assert judged == [1.0, None, 3.0, 8.0]
@@ -448,8 +446,7 @@ def test_per_token_scores_are_scaled_as_their_sum():
 
 def test_missing_stop_replaces_or_adds():
     rollouts = [rollout_of("", end=end) for end in ("stop", "length", "length", "world")]
-    scores = [3.0, 3.0, None, 3.0]
-    found = [True] * 4
+    scores, found = [3.0, 3.0, None, 3.0], [True] * 4
     assert shaping.penalised(scores, rollouts, found, ScoreOptions(missing_stop=-1.0)) == [3.0, -1.0, None, 3.0]
     adds = ScoreOptions(missing_stop=-1.0, missing_stop_mode="add")
     assert shaping.penalised(scores, rollouts, found, adds) == [3.0, 2.0, None, 3.0]
@@ -463,7 +460,6 @@ def test_missing_stop_replaces_or_adds():
 
 def test_a_reply_near_its_limit_loses_score_in_proportion():
     """DAPO's soft overlong punishment (arXiv:2503.14476, equation 13): limit 10, the last 4 tokens cost."""
-
     elsewhere = [rollout_of("", ids=range(n)) for n in (1, 6, 7, 9, 10)]  # their limit is unknown
     rollouts = [replace(rollout, sampling=Sampling(max_tokens=10)) for rollout in elsewhere]
     options = ScoreOptions(overlong_tokens=4, overlong_penalty=2.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import cases, slow, slow_but
-from rigs import DEALT, REPLIES, SCORES, gap, on_ranks, state_of
+from rigs import REPLIES, SCORES, gap, on_ranks, state_of
 from toys import lm
 
 from operant import Learner
@@ -76,8 +76,8 @@ DAILY = ("adapter, exact KL",)
 """A checkpoint's next step compares others with one process, every day."""
 
 
-def work(rank: int, world: int, names: list[str]) -> dict:
-    return {name: learnt(name, DEALT[rank]) for name in names}
+def work(rank: int, world: int, names: list[str], parallel: str = "fsdp") -> dict:
+    return {name: learnt(name, dealt(rank, world), parallel) for name in names}
 
 
 @cache
@@ -100,18 +100,14 @@ def test_two_ranks_with_parts_of_weights_learn_as_one_process(name):
     assert sum(states) == truth["sizes"]["states"] and max(states) < 0.6 * sum(states)
 
 
-MANY = ("value head, tied", "adapter, exact KL", "trunk")
-
-
-def many(rank: int, world: int, parallel: str) -> dict:
-    return {name: learnt(name, dealt(rank, world), parallel) for name in MANY}
+MANY = ["value head, tied", "adapter, exact KL", "trunk"]
 
 
 @pytest.mark.slow
 @cases((4, "fsdp"), (8, "ddp"), (8, "fsdp"))
 def test_more_ranks_learn_the_same_also_one_without_replies(world, parallel):
     """Of eight ranks, the last one has no reply at all."""
-    ranks = on_ranks(many, world, parallel, deadline=900)
+    ranks = on_ranks(work, world, MANY, parallel, deadline=900)
     for name in MANY:
         truth = learnt(name, list(range(7)), "ddp")["moved"]
         assert max(gap(mine[name]["moved"], truth) for mine in ranks) < 1e-9, name

@@ -146,8 +146,7 @@ def test_scores_of_sacrebleu_are_its_own(name, own, options):
     assert found[ours] == theirs.corpus_score(replies, streams).score
     sentences = [each.sentence_score(r, t).score for r, t in zip(replies, REFERENCES, strict=True)]
     assert found[f"{ours}/sentence"] == sentences and 0 < sum(sentences) / 3 < 100
-    paid = [1 - x / 100 if name == "TER" else x / 100 for x in sentences]
-    assert SCORES[ours](**own)(corpus) == paid
+    assert SCORES[ours](**own)(corpus) == [1 - x / 100 if name == "TER" else x / 100 for x in sentences]
 
 
 # --- ROUGE ------------------------------------------------------------------------------------------------------------
@@ -286,8 +285,7 @@ TOTTO = {
     ({"age": 7, "name": " "}, ["7"], None),
 )
 def test_forms_of_tables(table, entailing, wanted):
-    found = table_values(table, "task 't'")
-    found = [[text.strip() for text in texts] for texts in found]
+    found = [[text.strip() for text in texts] for texts in table_values(table, "task 't'")]
     assert found == [entailing, wanted or entailing]
 
 
@@ -442,8 +440,7 @@ def test_intent_is_right_only_above_every_other_label(monkeypatch):
     metric = SCORES["intent"]("builtin:sentiment")
     given = [rollout(" a wonderful film, great", target=label) for label in ("positive", "NEGATIVE", 1)]
     assert metric(given) == [1.0, 0.0, 1.0]
-    ties = [[0.5, 0.5], [0.5, 0.5], [0.4, 0.6]]
-    monkeypatch.setattr(metric.classifier, "of_labels", lambda texts: ties)
+    monkeypatch.setattr(metric.classifier, "of_labels", lambda texts: [[0.5, 0.5], [0.5, 0.5], [0.4, 0.6]])
     assert metric(given) == [0.0, 0.0, 1.0]
     with pytest.raises(OperantError, match=r"task 't/0': .* has no label 'joy'; its labels are 0: negative"):
         prepare(metric, "intent", [Task("t/0", "x", "joy")])
@@ -573,10 +570,8 @@ SMALL = {"steps": 2, "batch": 4, "probes": 0, "samples_every": 0, "sampling.max_
     ),
 )
 def test_a_run_refuses_before_a_model_is_loaded(rows, options, reason, tmp_path, monkeypatch):
-    if "blank" not in reason:  # the second row is seen when all tasks are read
-        monkeypatch.setattr("operant.runs.build.Learner", None)
-    else:
-        monkeypatch.setattr("operant.runs.parts.play_and_score", None)
+    late = "blank" in reason  # the second row is seen when all tasks are read
+    monkeypatch.setattr("operant.runs.parts.play_and_score" if late else "operant.runs.build.Learner", None)
     with pytest.raises(OperantError, match=reason):
         train("builtin:reviews-lm", rows, out=tmp_path / "run", **options, **SMALL)
 
@@ -643,14 +638,12 @@ def each_letter(text: str) -> list[str]:
 # --- what each token adds ---------------------------------------------------------------------------------------------
 def spoken(text: str, *references: str, before: tuple[str, ...] = (), **turn) -> Rollout:
     """A reply as the ids of `letters`, after turns with these texts."""
-    tok = letters()
-    turns = [Turn([3, 4], tok(t).input_ids, **(turn if t is text else {})) for t in (*before, text)]
+    turns = [Turn([3, 4], letters()(t).input_ids, **(turn if t is text else {})) for t in (*before, text)]
     return Rollout(Task("t/0", "x", references=references), 0, turns, [*before, text])
 
 
 def with_letters(spec, options=None):
-    reward = rewards.resolve(spec, options)
-    rewards.read_with(reward, letters())
+    rewards.read_with(reward := rewards.resolve(spec, options), letters())
     return reward
 
 
@@ -679,8 +672,7 @@ def test_the_payments_sum_to_the_score(name, options):
 def test_a_token_after_the_end_of_the_text_adds_nothing():
     """A reply that was cut, at a stop string or by `score.truncate_token`, has tokens behind its text."""
     given = replace(spoken("abcd", "ab"), texts=["ab"])
-    (paid,) = judge(with_letters("per_token:letters:abcd"), [given]).scores
-    assert paid == [1.0, 1.0, 0.0, 0.0]
+    assert judge(with_letters("per_token:letters:abcd"), [given]).scores == [[1.0, 1.0, 0.0, 0.0]]
 
 
 def test_a_choice_an_untrained_turn_and_an_abstention():
