@@ -509,7 +509,7 @@ def as_mapping(config: Config) -> dict[str, object]:
     return groups.pop("") | parts | groups
 
 
-def describe(value: object) -> object:
+def describe(value: Any) -> object:
     """Plain data unchanged; a function as <function module:name>; any other object as its type in angle brackets.
 
     So is a list with such an object, or of too many values for a file that is read again.

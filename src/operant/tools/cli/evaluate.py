@@ -45,7 +45,7 @@ from operant.tools.report.models import Compared
 from operant.tools.report.summary import aligned
 from operant.trackers.console import emit, plain
 from operant.training.options import find_device
-from operant.types import Engine, Env, OperantError, name_of, require, shown
+from operant.types import Engine, OperantError, name_of, require, shown
 
 FILES = {"out": (".json",), "report": (".html",), "label": (".jsonl",)}
 """Options that name a file to write, and how its name ends."""
@@ -72,7 +72,7 @@ class Plan:
     """Its samples, beams and length penalty."""
     programs: SearchAsked | None
     """Each model hands in one program for a task, after this search; None: its replies are judged as they are drawn."""
-    env: Env | None
+    env: Any
     """The world of the first model's run, in which all of them reply; None: each task has one reply, as it is drawn."""
     seed: int
     device: str
