@@ -514,6 +514,8 @@ def describe(value: Any) -> object:
 
     So is a list with such an object, or of too many values for a file that is read again.
     """
+    if hasattr(value, "item") and not hasattr(value, "__len__"):
+        value = value.item()  # a number of numpy's
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, (float, str)):
@@ -526,8 +528,6 @@ def describe(value: Any) -> object:
         return {k: describe(v) for k, v in value.items()}
     if callable(value) and hasattr(value, "__qualname__"):
         return f"<function {value.__module__}:{value.__qualname__}>"
-    if hasattr(value, "item") and not hasattr(value, "__len__"):
-        return describe(value.item())  # a number of numpy's
     size = f" of {len(value)}" if hasattr(value, "__len__") else ""
     return f"<{type(value).__name__}{size}>"
 
