@@ -434,7 +434,7 @@ def test_the_outcomes_of_a_run_may_be_those_of_a_part_of_its_reward(tmp_path):
     folder.rollouts(1, [known | {"outcome": name} for name in named])
     folder.close()
     rows = operant.data.sources.SOURCES.find("outcomes")(run=str(folder.path))
-    assert [row["outcome"] for row in rows] == ["passed", "failed test", "runtime error"]
+    assert [row["outcome"] for row in rows] == ["passed", "failed test", "runtime error", "passed"]
 
 
 @pytest.fixture(scope="module")

@@ -241,10 +241,10 @@ def test_empty_texts_are_left_out_on_request():
     (lambda row: row["x"], r"row 1, form '<lambda>': it raised KeyError: 'x' \(fields: text\)"),
     (lambda row: 5, r"it returned 5; it must return a mapping, or a list"),
     (lambda row: [{"text": "a"}], r"it returned \{'text': 'a'\}; it must be a mapping with a prompt"),
-    (lambda row: {"prompt": "a", "reference": "b"}, r"it returned 'reference'; a form returns prompt, before, cue"),
+    (lambda row: {"prompt": "a", "reference": "b"}, r"it returned 'reference'; a form returns prompt, before, behind"),
     (lambda row: {"prompt": 3}, r"it returned 3 where a text must be"),
     (lambda row: {"prompt": "a", "references": 5.0}, r"it returned 5.0 where a text must be"),
-    (lambda row: {"prompt": [{"role": "user", "content": "a"}], "cue": "b"}, r"messages with before or cue"),
+    (lambda row: {"prompt": [{"role": "user", "content": "a"}], "cue": "b"}, r"messages with before, behind or cue"),
 )
 def test_a_form_that_is_wrong_is_named(form, why):
     with pytest.raises(OperantError, match=why):

@@ -444,7 +444,7 @@ def test_answers_that_were_not_requested_are_ignored():
     pool.close()
 
 
-def test_a_worker_that_starts_slowly_is_let_to_start(tmp_path, monkeypatch):
+def test_a_worker_that_starts_slowly_is_let_to_start(tmp_path):
     """It outlives requests that are shorter; one that hangs there is replaced, and one that ends says why."""
     pool = Pool(Job("hostile:waits_to_start", str(tmp_path)), Limits())
 
@@ -455,7 +455,7 @@ def test_a_worker_that_starts_slowly_is_let_to_start(tmp_path, monkeypatch):
     pool._fill()
     [first] = pool.workers
     assert answered(0.05)[0] == "timeout" and pool.workers == [first]
-    monkeypatch.setattr("operant.sandbox.pool.START", 0.0)
+    pool.patience = 0.0
     assert answered(0.05)[0] == "timeout" and pool.workers != [first]
     (tmp_path / "go").touch()
     assert answered(20.0) == ("ok", 7), "a request that is longer waits for the start"

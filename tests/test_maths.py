@@ -175,7 +175,7 @@ def test_rows_as_they_are_published(row, prompt, target):
 def test_the_reference_is_the_published_solution():
     assert maths(GSM8K)["references"] == GSM8K["answer"]
     assert maths(MATH | {"answer": "1/2"})["references"] == MATH["solution"]
-    assert maths(GSM8K, ask="boxed")["prompt"].endswith("\\boxed{}."), "an encoder-decoder reads no cue"
+    assert maths(GSM8K, ask="boxed")["behind"].endswith("\\boxed{}."), "an encoder-decoder reads no cue"
 
 
 # --- the reward -------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from operant import Learner, OperantError, Task, steps, train
 from operant.api import runs
 from operant.envs import SingleTurn
 from operant.options import parse
-from operant.runs.config import describe
+from operant.runs.config import as_mapping, configure, describe
 from operant.runs.folder import state
 from operant.runs.resume import Change, go_on, stored_options
 from operant.storage import atomic_io, old_names
@@ -555,12 +555,13 @@ def test_a_text_in_angle_brackets_is_no_object(tmp_path):
 
 @cases(
     ([Task("a", "b")] * 3, "<list of 3>"),
-    (["b"] * 100_001, "<list of 100001>"),
     ([{"prompt": "a", "target": np.float64(0.5)}, np.str_("b"), np.int64(2)], [{"prompt": "a", "target": 0.5}, "b", 2]),
-    ids=["objects", "long", "numpy"],
+    ids=["objects", "numpy"],
 )
 def test_lists_are_written_so_that_they_can_be_read(given, written):
     assert parse(yaml.safe_dump(describe(given)), "x") == written
+    long = configure({"policy": "builtin:reviews-lm", "tasks": ["b"] * 100_000, "reward": "letters:e"})
+    assert as_mapping(long)["tasks"] == "<list of 100000>"
 
 
 def test_options_that_change_nothing_are_noted(folder, capsys):

@@ -55,7 +55,8 @@ class Sampling:
     top_p_least: int = bounded(1, at_least=1, rule="at least 1 token")
     """The smallest number of tokens that `top_p` leaves (`min_tokens_to_keep`)."""
     keep_stops: bool = False
-    """Stop tokens can be drawn however unlikely they are: top-k, top-p and min-p do not remove them."""
+    """Stop tokens can be drawn however unlikely they are: top-k, top-p and min-p do not remove them; greedy
+    decoding (top_k 1) does."""
     min_p: float = bounded(0.0, at_least=0, below=1, rule="in [0, 1); 0 is off")
     """Draw only from tokens that are at least this likely relative to the most likely one; 0: from all."""
     truncation: str | None = bounded(None, choices=("stored",), rule="None or 'stored'")

@@ -11,7 +11,7 @@ $$\mathcal V_t = \text{top-}p\big(\pi_\psi(\cdot \mid s_t)\big), \qquad
   distribution; KL is measured between the unmasked ones of policy and reference, as there.
 - **Which mask**: `sampling.top_p=0.9` with at least `sampling.top_p_least=100` tokens is the learned top-p of the
   paper; `sampling.top_k` is a learned top-k; `--mask.by policy` lets the policy itself truncate. Stop tokens are always
-  allowed (`sampling.keep_stops`).
+  allowed (`sampling.keep_stops`), but for greedy replies.
 - **How old**: the copy is equal to the policy at the start, and again after every `mask.every` steps. In the released
   code of RL4LMs the sampler kept the first copy, so that its mask never changed: `--mask.every 0`, or the preset
   `rl4lms-nlpo-as-released`.

@@ -61,6 +61,7 @@ class FormedRow:
 
     prompt: str | list[dict[str, str]]
     before: str = ""
+    behind: str = ""
     cue: str = ""
     references: tuple[str, ...] = ()
     target: Any = None
@@ -134,12 +135,12 @@ def checked_row(made: Any, published: Row, where: str) -> FormedRow:
     single = isinstance(given, str) or not isinstance(given, Iterable)
     references: tuple[Any, ...] = (given,) if single else tuple(given)
     messages = isinstance(made["prompt"], list) and all(isinstance(part, Mapping) for part in made["prompt"])
-    around = [made.get(name) or "" for name in ("before", "cue", "id")]
+    around = [made.get(name) or "" for name in ("before", "behind", "cue", "id")]
     texts = [*references, *around, "" if messages else made["prompt"]]
     if odd := [text for text in texts if not isinstance(text, str)]:
         raise OperantError(f"{where}: it returned {shown(odd[0])} where a text must be")
-    if messages and (made.get("before") or made.get("cue")):
-        raise OperantError(f"{where}: it returned messages with before or cue, which go with a text only")
+    if messages and any(around[:3]):
+        raise OperantError(f"{where}: it returned messages with before, behind or cue, which go with a text only")
     kept = {key: value for key, value in made.items() if value is not None}
     return FormedRow(**kept | {"references": tuple(text for text in references if text.strip())}, published=published)
 

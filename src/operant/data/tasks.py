@@ -206,7 +206,7 @@ def _filtered(
         require(paired, f"{where}: the task {task.id!r} has {len(task.replies)} replies, {len(task.scores)} labels")
         parts = [task.prompt, *task.replies] if with_replies else [task.prompt]
         text = "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
-        around = (row.before, row.cue if cue else "") if isinstance(row, FormedRow) else ("", "")
+        around = (row.before, row.behind + row.cue * cue) if isinstance(row, FormedRow) else ("", "")
         if not (task.replies or task.prompt if text is None else text.strip()):
             passed["no text"] += 1
             continue

@@ -106,13 +106,14 @@ class Ahead:
     def _start(self) -> None:
         """Start the thread, and give it a learner of its own. Refuse what cannot be played ahead."""
         learner, policy, n = self.learner, self.learner.policy, self.n
-        own = EngineParts.of(learner.engine).own_weights
+        parts = EngineParts.of(learner.engine)
+        own = parts.own_weights
         for what, kind, thing in (("world", "env", learner.env), ("engine", "engine", learner.engine)):
             if any(stateful_parts(kind, thing)):
                 which = f"the {what} {type(thing).__name__}, which has a state (state_dict)"
                 why = "a resumed run plays the steps ahead again, and the state has moved on; use rollouts_ahead=0"
                 raise OperantError(f"rollouts_ahead={n} with {which}: {why}, or a {what} without a state")
-        if EngineParts.of(learner.engine).own_numbers and distributed.world() > 1:
+        if parts.own_numbers and parts.follows and distributed.world() > 1:
             where = f"on several ranks with the engine {type(learner.engine).__name__}"
             why = "they share a server, whose weights change for all of them at once"
             raise OperantError(f"rollouts_ahead={n} {where}: {why}; use engine=ray, or rollouts_ahead=0")

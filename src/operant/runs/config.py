@@ -268,8 +268,7 @@ def chosen_options(given: Mapping[str, object], recipe: str | None) -> Chosen:
         left_out[f"{recipe}, {kind}"] = others
     known = config_schema(chosen, named)
     named_parts.check_owned(named, {**base, **given})
-    own = own_options(chosen, known, given)
-    base = _recipe_options(base, chosen, named)
+    own, base = own_options(chosen, known, given), _recipe_options(base, chosen, named)
     usable_here = [*options.names(_of_a_run(known)), *option_names(find(chosen))]
     composed = dict(find(chosen).defaults)
     for source, values in ((base.get("preset"), below), (recipe, base), (given.get("preset"), above)):
@@ -506,23 +505,24 @@ def as_mapping(config: Config) -> dict[str, object]:
     }
     # By full name: an option of a part may itself be called `name`.
     parts = {f"{kind}.{name}": describe(value) for kind, part in config.parts.items() for name, value in part.items()}
-    return groups.pop("") | parts | groups
+    whole = groups.pop("") | parts | groups
+    for name in sorted(("tasks", "evaluate", "replies"), key=lambda name: -_values(whole[name])):
+        if isinstance(rows := whole[name], list) and _values(whole) > options.MOST:  # no file with more is read again
+            whole[name] = f"<list of {len(rows)}>"
+    return whole
 
 
 def describe(value: Any) -> object:
-    """Plain data unchanged; a function as <function module:name>; any other object as its type in angle brackets.
-
-    So is a list with such an object, or of too many values for a file that is read again.
-    """
-    if hasattr(value, "item") and not hasattr(value, "__len__"):
-        value = value.item()  # a number of numpy's
+    """Plain data unchanged; a function as <function module:name>; any other object, and a list with one, as <type>."""
+    if type(value).__module__ == "numpy" and not hasattr(value, "__len__"):
+        value = value.item()  # a number
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, (float, str)):
         return float(value) if isinstance(value, float) else str.__str__(value)  # numpy's are none of YAML's
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, (tuple, list)) and _values(value) <= options.MOST / 3:
+    if isinstance(value, (tuple, list)) and _values(value) < math.inf:
         return [describe(part) for part in value]
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
         return {k: describe(v) for k, v in value.items()}
@@ -536,7 +536,7 @@ def _values(value: object) -> float:
     """How many values plain data have; infinity of anything that holds an object."""
     if isinstance(value, (tuple, list)):
         return 1 + sum(map(_values, value))
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return 1 + sum(1 + _values(part) for part in value.values())
     plain = value is None or isinstance(value, (bool, int, float, str, Path))
-    return 1 if plain or (hasattr(value, "item") and not hasattr(value, "__len__")) else math.inf
+    return 1 if plain or (type(value).__module__ == "numpy" and not hasattr(value, "__len__")) else math.inf

@@ -126,8 +126,7 @@ class Evaluation:
 
     def metrics(self) -> dict[str, float]:
         """The metrics `evaluate/...` of the registry."""
-        tally = Tally()
-        known = [s for s in self.scores if s is not None]
+        tally, known = Tally(), [s for s in self.scores if s is not None]
         tally.mean("evaluate/reward", known)
         tally.spread("evaluate/reward_std", known)
         if len(known) < len(self.scores) and not self.losses:

@@ -29,7 +29,6 @@ from operant.runs.folder import as_parquet
 from operant.runs.scored_rollouts import Scorer
 from operant.sampling import Sampling
 from operant.storage import atomic_io
-from operant.training.setup import tell_room
 from operant.types import Engine, Env, OperantError, RewardFn, Rollout, Task, Tokenizer, require, shown
 
 AT_ONCE = 256
@@ -103,7 +102,6 @@ def drawn(
     sampling, attempts = sampling.of(policy), Attempts()
     attempts.first = first
     world = SingleTurn() if env is None else for_evaluation(env)
-    tell_room(world, policy, sampling)
     how = {"env": world, "engine": engine, "sampling": sampling, "seed": seed, "stream": stream, "opening": opening}
     how |= {"fits": lambda prompt, reply: policy.misfit(prompt, reply) is None}
     sampled = [task for task in tasks for _ in range(samples)]

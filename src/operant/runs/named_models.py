@@ -95,9 +95,9 @@ def stated_return(name: str, tokenizer: Tokenizer | None) -> Opening | None:
 
     Raises: OperantError if its options name no return, and none of its checkpoints says which were the best ones.
     """
-    if "condition" not in find((run := run_options(name)).get("algorithm", "ppo")).options:
+    if not (run := run_options(name)).get("condition"):
         return None
-    wanted = Wanted(compose({"": ConditionOptions}, run.get("condition") or {})[""])
+    wanted = Wanted(compose({"": ConditionOptions}, run["condition"])[""])
     if (opening := wanted.opening(tokenizer, training=False)) is None:
         folder, step = divided(name)
         path = newest_whole(folder / "checkpoints", kinds=tuple(KINDS)) if step is None else checkpoint_of(folder, step)
@@ -105,7 +105,8 @@ def stated_return(name: str, tokenizer: Tokenizer | None) -> Opening | None:
             small = read_extra(path).get("small") or {}  # of a light checkpoint
             wanted.load_state_dict(small.get("wanted") or read_part(path, "wanted"))
         opening = wanted.opening(tokenizer, training=False)
-    require(opening is not None, f"{name} states a return in each prompt, and no file says which: condition.evaluated")
+    set_it = "set condition.evaluated in its config.yaml"
+    require(opening is not None, f"{name} states a return in each prompt, and no checkpoint says which: {set_it}")
     return opening
 
 

@@ -375,8 +375,7 @@ def _times(pid: int) -> dict[int, float]:
     with contextlib.suppress(OSError, IndexError, ValueError):
         waiting = [pid]
         while waiting:
-            pid = waiting.pop()
-            total = 0
+            pid, total = waiting.pop(), 0
             for task in os.listdir(f"/proc/{pid}/task"):
                 with open(f"/proc/{pid}/task/{task}/schedstat", encoding="ascii") as file:
                     total += sum(map(int, file.read().split()[:2]))

@@ -62,6 +62,10 @@ class Worker:
     """One worker process. It starts, then waits for a request, then works on it; `index` is the request's number."""
 
     def __init__(self, job: Job, limits: Limits):
+        try:
+            argument = json.dumps(job.argument, default=os.fspath).encode() + b"\n"
+        except TypeError as error:
+            raise OperantError(f"a worker process gets plain data and paths alone: {error}") from error
         requests, self.requests = os.pipe()
         self.answers, answers = os.pipe()
         self.output, output = os.pipe()
@@ -83,7 +87,7 @@ class Worker:
         self.deadline = float("inf")
         self._printed = b""
         # The argument may have megabytes, such as a tokenizer; a program's own arguments have at most 128 kB each.
-        self._unsent = memoryview(json.dumps(job.argument, default=os.fspath).encode() + b"\n")
+        self._unsent = memoryview(argument)
         self._received, self._lines = bytearray(), deque[bytes]()
         self._max_answer, self._token = MAX_ANSWER, ""
         self._closed_since: float | None = None
@@ -189,7 +193,7 @@ class Pool:
 
     def __init__(self, job: Job, limits: Limits, size: int = 1):
         self.job, self.limits, self.size = job, limits, size
-        self.workers: list[Worker] = []
+        self.workers, self.patience = list[Worker](), START
         self.left_behind = 0
         """Number of orphans that all requests so far have left behind, and that were killed."""
         self._lock, self._owner = threading.Lock(), os.getpid()
@@ -199,7 +203,7 @@ class Pool:
         """Start the workers and wait until all are ready. Raises: OperantError with the reason if one is not."""
         with self._owned():
             self._fill()
-            end = time.monotonic() + seconds
+            self.patience, end = max(START, seconds), time.monotonic() + seconds
             while not all(worker.ready for worker in self.workers):
                 self._wait(end)
                 failure = next((w.response() for w in self.workers if not w.ready), None)
@@ -227,21 +231,21 @@ class Pool:
         request still needs; they are killed by the next `run` without it, and when the worker ends.
         """
         responses: dict[int, Response] = {}
-        waiting = deque(range(len(requests)))
+        waiting, had = deque(range(len(requests))), 0
         with self._owned():
             try:
                 while len(responses) < len(requests) and time.monotonic() < until:
                     self._assign(waiting, requests)
+                    had = max(had, len(self.workers))
                     self._wait(until)
                     for worker in self._busy():
                         self._collect(worker, responses, until, allowance)
             finally:
-                old = time.monotonic() - START  # one that starts is let to finish that, which may take longer than this
-                late = [w for w in self.workers if w.index is not None or not (w.ready or w.begun > old)]
-                self._drop(late)
+                old = time.monotonic() - self.patience  # one that starts is let to finish that
+                self._drop([w for w in self.workers if w.index is not None or not (w.ready or w.begun > old)])
                 if not keep_orphans:
                     self._kill_orphans()
-                if late:
+                if len(self.workers) < had:
                     self._fill()  # they start while the run goes on
         return [responses.get(i) or Response("timeout", reason=LATE) for i in range(len(requests))]
 

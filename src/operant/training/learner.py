@@ -87,7 +87,9 @@ class Learner(LearnerParts):
         stored in its rollouts for the `step` that trains on them.
         Raises: OperantError for an unknown argument (with the nearest), or sampling that cannot be scored exactly.
         """
-        sampling = from_generation_kwargs(self.sampling, generation).of(self.policy).for_training()
+        made = from_generation_kwargs(self.sampling, generation)
+        needs = made != self.sampling and (made.only_text or made.stop_strings)
+        sampling = (made.of(self.policy) if needs else made).for_training()
         if sampling != self.sampling:
             warned(sampling)
         alone = isinstance(queries, (str, Task, Mapping)) or (isinstance(queries, torch.Tensor) and queries.ndim == 1)

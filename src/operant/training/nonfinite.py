@@ -91,8 +91,7 @@ def located(fault: NonFinite, batch: Batch, tokenizer: Tokenizer | None, rank: i
 
 def first(faults: Iterable[NonFinite | None]) -> NonFinite | None:
     """The fault that was computed first, of those of all ranks; the others may follow from it."""
-    order = [*KNOWN.values(), "logsumexp", "loss"]
-    found = [f for f in faults if f is not None]
+    order, found = [*KNOWN.values(), "logsumexp", "loss"], [f for f in faults if f is not None]
     return min(found, key=lambda f: (order.index(f.what) if f.what in order else len(order), f.rank), default=None)
 
 

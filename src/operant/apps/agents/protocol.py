@@ -12,6 +12,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -114,7 +115,7 @@ class Scored(NamedTuple):
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
-UNREAD = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+UNREAD = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 """Fields that change no reply."""
 IDLE: Mapping[str, tuple[object, ...]] = {
     "presence_penalty": (0,),
@@ -125,7 +126,6 @@ IDLE: Mapping[str, tuple[object, ...]] = {
     "suffix": ("",),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
     "tool_choice": ("auto", "none"),
     "function_call": (),
     "functions": (),
@@ -440,9 +440,11 @@ def called(tokenizer: Any, reply: Reply, text: str, tools: list[Any] | None = No
 
 
 def _arguments(call: Json) -> Json:
-    """The arguments of a call, also of a model that has written them as a text. Raises: TypeError for no mapping."""
+    """The arguments of a call, also of a model that has written them as a text. What are none get a name of no tool."""
     found = call.get("arguments") or {}
-    return {**(json.loads(found) if isinstance(found, str) else found)}
+    with suppress(ValueError):
+        found = json.loads(found) if isinstance(found, str) else found
+    return found if isinstance(found, dict) else {"arguments": found}
 
 
 def _logprobs(request: ModelRequest, scored: Sequence[Scored], tokenizer: Tokenizer) -> Json:

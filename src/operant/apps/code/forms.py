@@ -334,7 +334,7 @@ def outcomes(*, run: str, first: int = 1, last: int | None = None) -> Iterator[d
         for _, row in read(file)[1]:
             # A sum calls it tests/passed, and a reward with several parts names one of each.
             named = [name.rpartition("/")[2] for name in (row.get("outcome") or "").split(", ")]
-            if len(own := [name for name in named if name in OUTCOMES]) == 1:
+            if len(own := list(dict.fromkeys(name for name in named if name in OUTCOMES))) == 1:
                 found = True
                 yield {"prompt": row["query"], "completion": row["reply"], "outcome": own[0]}
-    require(found, f"tasks.run={run!r}: its replies have no outcomes; their reward names them, as `tests` does")
+    require(found, f"tasks.run={run!r}: no reply has one outcome; their reward names it, as `tests` does")

@@ -61,7 +61,7 @@ def _boxed(text: str) -> str | None:
 def number(text: str) -> Fraction | None:
     """The exact value of a text that is one number, maybe with a currency, a unit or `x =`; None for anything else."""
     text = re.sub(r"\\text\s*\{([^{}]*)\}|\\mathrm\s*\{([^{}]*)\}", r" \1\2", text.replace("\u2212", "-"))
-    marks = r"(?<![\d)])[$\u20ac\u00a3*]+|[$\u20ac\u00a3*]+(?![\d(])"  # around a number, not inside of a product
+    marks = r"(?<![\d)])[$\u20ac\u00a3*]+|[$\u20ac\u00a3*]+(?![\d($\u20ac\u00a3*])"  # around a number, not in a product
     text = re.sub(rf"\\[!,;: $%]|%|{marks}|\^\s*\{{?\s*\\circ\s*\}}?", lambda m: "%" if "%" in m[0] else "", text)
     text = _slashed(text.replace("{,}", ",")).replace("%", " ").strip().rstrip(".").strip()
     text = re.sub(r"^[A-Za-z]\w*\s*=\s*", "", text)

@@ -31,7 +31,7 @@ def maths(row: Row, *, ask: Literal["answer", "boxed", "think"] = "answer", pref
     if isinstance(target := row.get("target"), Mapping):
         return {"prompt": found_in(row, ("prompt",)), "references": row.get("completion") or (), "target": target}
     require(ask in ASKS, f"form.ask={shown(ask)}: it must be {', '.join(ASKS)}")
-    asked = {"before": prefix, "cue": cue}  # a cue is a mark where the reply begins, which encoders do not read
+    asked = {"before": prefix, "behind": ASKS[ask], "cue": cue}
     if "nums" in row or {"numbers", "target"} <= row.keys():
         numbers, target = row.get("nums", row.get("numbers")), whole(row.get("target"))
         listed = [*map(whole, numbers)] if isinstance(numbers, (list, tuple)) else []
@@ -39,7 +39,7 @@ def maths(row: Row, *, ask: Literal["answer", "boxed", "think"] = "answer", pref
         require(listed and None not in (target, *listed), f"{what}: both must be whole numbers")
         numbers = " ".join(map(str, listed))
         prompt = f"Make {target} from the numbers {numbers} with + - * / and brackets. Use each number once."
-        return asked | {"prompt": prompt + ASKS[ask], "target": {"numbers": listed, "target": target}}
+        return asked | {"prompt": prompt, "target": {"numbers": listed, "target": target}}
     if "Body" in row:
         body, asks = text_of(row["Body"], "Body").strip(), text_of(found_in(row, ("Question",)), "Question")
         question = f"{body}{'' if body.endswith(('.', '?', '!')) else '.'} {asks}"
@@ -48,7 +48,7 @@ def maths(row: Row, *, ask: Literal["answer", "boxed", "think"] = "answer", pref
     given = found_in(row, ("answer", "Answer", "solution", "target"))
     require(isinstance(given, (str, int, float)), f"the answer is {shown(given)}; it must be a text or a number")
     target = {"answer": answer_in(str(given))}
-    return asked | {"prompt": question + ASKS[ask], "references": str(row.get("solution") or given), "target": target}
+    return asked | {"prompt": question, "references": str(row.get("solution") or given), "target": target}
 
 
 def whole(value: object) -> int | None:

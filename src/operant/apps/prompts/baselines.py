@@ -253,7 +253,7 @@ def greedy_search(
     if calls < setting.calls_for(1):
         raise OperantError(f"calls={calls}: one prompt costs {setting.calls_for(1)}; give more calls or fewer texts")
     model, first = setting.model, setting.model.calls
-    tokens = vocabulary.tokenizer and vocabulary.tokenizer.get_vocab()
+    tokens = vocabulary.tokenizer.get_vocab() if hasattr(vocabulary.tokenizer, "get_vocab") else None
     equal = isinstance(model, TransformerTaskModel) and tokens == model.tokenizer.get_vocab()
     (ids,), allowed, turn = vocabulary.draw(1, length, seed, "greedy"), set(vocabulary.ids), 0
     best, used = float(setting.scores([vocabulary.write(ids)])), 0

@@ -17,10 +17,11 @@ from operant.metrics.evaluation import EvaluationMetric, chosen, prepared, resol
 from operant.metrics.passes import check_samples, numbers_in
 from operant.models.policy import Policy
 from operant.options import compose, convert
+from operant.rewards.failure_policy import IsolationOptions
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs import named_parts
 from operant.runs.evaluate import EvaluationOptions, beam_search
-from operant.runs.games import named_world, playable
+from operant.runs.games import playable
 from operant.runs.judged_replies import Kept, Scorer, drawn, part, scorer
 from operant.runs.named_models import check, load, run_options, stated_return
 from operant.runs.signals import terminated_as_interrupted
@@ -45,7 +46,8 @@ from operant.tools.report.models import Compared
 from operant.tools.report.summary import aligned
 from operant.trackers.console import emit, plain
 from operant.training.options import find_device
-from operant.types import Engine, OperantError, name_of, require, shown
+from operant.training.setup import tell_room
+from operant.types import Engine, Env, EnvBase, OperantError, RewardFn, name_of, require, shown, with_defaults
 
 FILES = {"out": (".json",), "report": (".html",), "label": (".jsonl",)}
 """Options that name a file to write, and how its name ends."""
@@ -78,6 +80,11 @@ class Plan:
     device: str
     files: Mapping[str, Path | None]
 
+    @property
+    def judges(self) -> list[RewardFn | None]:
+        """The rewards, and those of the world."""
+        return [*(one.reward for one in self.scorers), *with_defaults(self.env, EnvBase).judges]
+
 
 def evaluate(words: Sequence[str], options: Options) -> int:
     """`operant eval runs/a runs/b --tasks FILE --reward letters:e` prints a table; `--report` writes a page."""
@@ -88,8 +95,8 @@ def evaluate(words: Sequence[str], options: Options) -> int:
         with terminated_as_interrupted():
             compared = answered(plan)
     finally:
-        for one in plan.scorers:
-            one.close()
+        for judge in plan.judges:
+            rewards.close(judge)
         if hasattr(plan.env, "close"):
             plan.env.close()
     about = describe(plan, len(compared.tasks))
@@ -116,8 +123,7 @@ def planned(words: Sequence[str], options: Options) -> Plan:
     if source is None:
         source, of_run = own_tasks(words[0], run)
         given, named = {**part(run, "data"), **given}, named or named_parts.only(run, "form")
-    form = named_parts.stored_form(named)
-    searches = asks_for_search(options)
+    form, searches = named_parts.stored_form(named), asks_for_search(options)
     asked = options.pop("metrics", None)
     if odd := next((name for name in chosen(asked) if numbers_in(name) is None), None):
         other = "any score of a text is a reward, as in --reward bleu"
@@ -127,8 +133,7 @@ def planned(words: Sequence[str], options: Options) -> Plan:
     paid = "tests" if searches and run.get("reward") is None else not metrics
     specs = [as_spec(spec) for spec in options.pop("reward", [paid])]
     scorers = [scorer(spec, run) for spec in specs if spec is not False]
-    tests = [part for one in scorers for part in rewards.parts_of(one.reward, UnitTests)]
-    programs = None
+    tests, programs = [part for one in scorers for part in rewards.parts_of(one.reward, UnitTests)], None
     if searches:  # a program has the limits that it will be judged under
         limits = {name: getattr(tests[0].verdicts.options, name) for name in LIMITS} if tests else {}
         programs = search_asked(options | {"samples": samples}, limits)
@@ -145,15 +150,11 @@ def planned(words: Sequence[str], options: Options) -> Plan:
     if programs is not None and beams > 1:
         raise OperantError(f"--beams {beams} beside --tests: the programs of a search are drawn; give --beams 1")
     unnamed = str(world := run.get("env")).startswith("<")
-    if unnamed and of_run is not None:
-        raise OperantError(f"{words[0]} replied in {world} of a Python program, which no file holds: give --tasks FILE")
-    env = None if world is None or unnamed or playable(world) else named_world(str(world), {}, run)
+    require(of_run is None or not unnamed, f"{words[0]} played in {world} of a Python program: give --tasks FILE")
     search = EvaluationOptions(samples=samples, beams=beams, length_penalty=convert(penalty, float, "length_penalty"))
     usual = from_generation_kwargs(compose({"": Sampling}, part(run, "sampling"))[""], part(own, "sampling"))
     sampling = compose({"": Sampling}, {**asdict(usual), **options})[""]
-    for one in scorers:
-        rewards.check(one.reward)
-    return Plan(
+    plan = Plan(
         models=list(words),
         tasks=partial(TaskSet, source, data, seed, chat=chat, form=form, of_run=of_run),
         source_name=str(source) if of_run is None else of_run.name,
@@ -163,11 +164,14 @@ def planned(words: Sequence[str], options: Options) -> Plan:
         masked=part(run, "mask").get("by", "") in ("copy", "model"),
         search=search,
         programs=programs,
-        env=env,
+        env=None if unnamed or programs is not None else world_of(run),
         seed=seed,
         device=device,
         files=files,
     )
+    for judge in plan.judges:
+        rewards.check(judge)
+    return plan
 
 
 def asks_for_search(options: Options) -> bool:
@@ -196,6 +200,15 @@ def own_tasks(name: str, run: Mapping[str, object]) -> tuple[object, OwnTasks]:
     return named_parts.held_out_source(tasks, source, options), own
 
 
+def world_of(run: Mapping[str, object]) -> Env | None:
+    """The world that a run plays in, under its limits; None: single replies, or the games of `operant play`."""
+    if (name := run.get("env")) is None or playable(name):
+        return None
+    made = named_parts.make("env", name, named_parts.stored_options("env", run))
+    under = with_defaults(made, EnvBase).under
+    return made if under is None else under(compose({"": IsolationOptions}, part(run, "isolation"))[""])
+
+
 def answered(plan: Plan) -> Compared:
     """Let each model answer the tasks, by the same random numbers."""
     for name in plan.models[1:]:
@@ -209,8 +222,8 @@ def answered(plan: Plan) -> Compared:
             without = f"{alone} of {len(tasks.tasks)} tasks have no hidden tests"
             print(f"{without}: the examples choose the program and score it, so the score is too high", file=sys.stderr)
         searches = searches_of(plan.programs, plan.seed, plan.device, plan.sampling)
-    for one in plan.scorers:
-        tasks.show_to(one.reward)
+    for judge in plan.judges:
+        tasks.show_to(judge)
     prepared(plan.metrics, tasks.tasks)
     progress, kept = ReplyProgress(len(plan.models) * len(tasks.tasks) * plan.search.samples), Kept()
     try:
@@ -241,6 +254,8 @@ def answer(
         search, (policy, engine) = None, loaded.pop() if loaded else load(name)
         policy = policy.to(find_device(plan.device))
         how |= {"engine": beam_search(policy, plan.search) or engine, "samples": plan.search.samples, "seed": plan.seed}
+        if plan.env is not None:
+            tell_room(plan.env, policy, plan.sampling.of(policy))
         how |= {"env": plan.env, "opening": stated_return(name, policy.tokenizer)}
         make = partial(drawn, policy=policy, stream="evaluate", **how)
     mine = tasks.of(policy, plan.sampling.max_tokens)

@@ -70,8 +70,7 @@ def serve(path: Path, options: Options) -> int:
     gold, opens, refused = options.pop("gold", None), options.pop("open", False), options.pop("no_open", False)
     require(not (opens and refused), "--open and --no-open: give one of the two")
     serving = LabelServing(options.pop("host", LabelServing.host), taken(options, "port", 0))
-    itself = is_database(path)
-    database = database_of(path, options.pop("database", None))
+    itself, database = is_database(path), database_of(path, options.pop("database", None))
     items, known = [] if itself else read_items(path), read_items(gold) if gold is not None else []
     with Store(database, kind=kind, overlap=overlap, create=not itself or kind is not None) as store:
         store.add_items(items)

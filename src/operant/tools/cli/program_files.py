@@ -118,8 +118,7 @@ def what_is_asked(words: Sequence[str], options: Options) -> ProgramsAsked:
     require(submit <= drawn, f"--submit {submit} of --samples {drawn}: no more are submitted than are sampled")
     seed, device, every = taken(options, "seed", 0), options.pop("device", "auto"), bool(options.pop("all", False))
     find_device(device)
-    out = new_file("out", options.pop("out", None), (".jsonl",))
-    sampling = compose({"": Sampling}, options)[""]
+    out, sampling = new_file("out", options.pop("out", None), (".jsonl",)), compose({"": Sampling}, options)[""]
     return ProgramsAsked(words[0], sampling, search, submit, seed, device, out, every)
 
 

@@ -33,8 +33,7 @@ def prompt(words: Sequence[str], options: Options) -> int:
 
 def show(words: Sequence[str], options: Options) -> int:
     """Print the best prompt of a run, ready to paste, and the table on standard error."""
-    everything = bool(options.pop("json", False))
-    found = _found(words, options, "show")
+    everything, found = bool(options.pop("json", False)), _found(words, options, "show")
     if everything:
         emit(json.dumps(found, ensure_ascii=False, indent=1))
         return 0
@@ -77,8 +76,7 @@ def transfer(words: Sequence[str], options: Options) -> int:
     names, count = options.pop("task_model", None), counted(options, "best", 3)
     held_out, device, given = (options.pop(name, None) for name in ("tasks", "device", "template"))
     require(names is not None, "operant prompt transfer needs the models to try: --task-model ./gpt2,./roberta")
-    found = _found(words, options, "transfer")
-    config = read_config(Path(words[0]))
+    found, config = _found(words, options, "transfer"), read_config(Path(words[0]))
     train, test = _examples(str(config["tasks"])), _examples(held_out or str(config.get("evaluate") or config["tasks"]))
     known = {"measure": found["measure"], "calibrate": found["calibrate"]}
     rows = list[dict[str, Any]]()

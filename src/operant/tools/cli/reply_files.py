@@ -377,8 +377,7 @@ def finish(rows: Sequence[Mapping[str, Any]], asked: Asked, kept: Kept) -> None:
     hand_over(rows, kept)
     if asked.out is None:
         return
-    count = sum(len(row["replies"]) for row in rows)
-    prompts = f"{len(rows):,} prompt{'s' * (len(rows) != 1)}"
+    count, prompts = sum(len(row["replies"]) for row in rows), f"{len(rows):,} prompt{'s' * (len(rows) != 1)}"
     print(f"{count:,} repl{'y' if count == 1 else 'ies'} to {prompts}: {asked.out}")
     known = [score for row in rows for score in row.get("rewards", ()) if score is not None]
     if known and asked.scorer is not None:

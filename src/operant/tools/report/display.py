@@ -137,7 +137,7 @@ def held_out(run: Run) -> list[str]:
         if not math.isnan(after.mean):
             tasks = len({rollout.task.id for rollout in after.rollouts})
             each = f" ({counted(count, 'reply')})" if count > tasks else ""
-            means = f"{before.mean:.3f} -> {after.mean:.3f}"
+            means = f"{after.mean:.3f}" if math.isnan(before.mean) else f"{before.mean:.3f} -> {after.mean:.3f}"
             lines += [f"mean reward on {counted(tasks, 'held-out task')}{each}: {means}{kl}"]
     else:  # labelled replies
         count, replies = len(run.parts.held_out), "task"
