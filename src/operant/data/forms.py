@@ -7,7 +7,8 @@ A form returns a mapping with these keys, of which only `prompt` must be there, 
 that makes several tasks or none. Its keyword arguments are the options `form.*`.
 
 prompt      what the policy reads: text, or chat messages
-before      text in front of the prompt, such as "summarize: ", which `data.prompt_tokens` never cuts
+before      text in front of the prompt, such as "summarize: ", and `behind` text at its end, such as a request:
+            `data.prompt_tokens` never cuts them
 cue         text behind the prompt that says where the reply begins. Only a policy that continues its prompt reads it;
             an encoder-decoder does not need it. It is never cut either
 references  good replies: a text or a list of texts, of which empty ones are left out. Metrics and rewards compare with
