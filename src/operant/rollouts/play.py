@@ -239,10 +239,8 @@ def play(
     waiting, world = iter(episodes), with_defaults(env, EnvBase)
     most, waves = world.most, world.waves
 
-    def leave(
-        slots: Sequence[int], end: object = None
-    ) -> None:  # an error that ends all is said, and not what follows it
-        if world.on_leave is not None:
+    def leave(slots: Sequence[int], end: object = None) -> None:
+        if world.on_leave is not None:  # an error that ends all is said, and not one that follows it
             with suppress(OperantError) if end else nullcontext(), of_user(f"world {name_of(env)!r}: on_leave raised "):
                 world.on_leave(slots)
 

@@ -330,7 +330,6 @@ def as_parquet(rows: Sequence[Mapping[str, object]]) -> bytes:
     # pyarrow takes the schema from the first row only, and a reward may be missing there.
     names = list(dict.fromkeys(name for row in rows for name in row))
     kinds = {n: pa.float64() for n in names if n.partition("/")[0] == "reward"}
-    columns = {n: pa.array([row.get(n) for row in rows], kinds.get(n)) for n in names}
-    sink = io.BytesIO()
+    columns, sink = {n: pa.array([row.get(n) for row in rows], kinds.get(n)) for n in names}, io.BytesIO()
     pq.write_table(pa.table(columns), sink, compression="zstd")
     return sink.getvalue()

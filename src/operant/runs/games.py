@@ -27,7 +27,7 @@ from operant.rollouts.play import Opening, play
 from operant.runs import named_parts
 from operant.sampling import Sampling
 from operant.training.setup import tell_room
-from operant.types import Engine, Env, OperantError, Step, Task, describe_error, shown
+from operant.types import Engine, Env, OperantError, Step, Task, describe_error, name_of, of_user, shown
 
 REPLY = {"max_tokens": 64, "stop_strings": ("\n",)}
 """How a model replies that is no run of operant: up to a line break."""
@@ -50,7 +50,8 @@ class Recorded:
     """Why games have failed, by slot."""
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
-        steps = self.world.reset(tasks)
+        with of_user(f"world {name_of(self.world)!r}: reset raised "):
+            steps = self.world.reset(tasks)
         for slot, step in self._sound(steps):
             self.prompts[slot], self.turns[slot], self.games[slot] = step.text, [], step.info["game"]
         return steps
@@ -63,7 +64,8 @@ class Recorded:
         return [(slot, step) for slot, step in steps.items() if slot not in failed]
 
     def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
-        steps = self.world.step(replies)
+        with of_user(f"world {name_of(self.world)!r}: step raised "):
+            steps = self.world.step(replies)
         for slot, step in self._sound(steps):
             own = [turn for turn in step.info["game"]["turns"] if turn["by"] == "policy"]  # the world may play examples
             if own[-1]["valid"]:
@@ -127,8 +129,7 @@ def named_world(name: str, options: Mapping[str, object], run: Mapping[str, obje
     """
     name = str(without_form(name))
     made, what = named_parts.KINDS["env"].factory(name), f"world {shown(name)}"
-    own = {option.removeprefix("env."): value for option, value in options.items()}
-    trained = dict[str, Any]()
+    own, trained = {option.removeprefix("env."): value for option, value in options.items()}, dict[str, Any]()
     if without_form(run.get("env")) == name:  # as the run stores them, without those of its worker processes
         stored, form = named_parts.options_of(run, "env"), FORMS.get(str(run["env"]).partition(":")[0])
         trained = {option.removeprefix("env."): run[option] for option in stored}

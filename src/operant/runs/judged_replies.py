@@ -52,7 +52,7 @@ def scorer(spec: object, run: Mapping[str, object]) -> Scorer:
     """
     if spec is not True:
         reward = under(rewards.held_out(rewards.resolve(spec)), IsolationOptions())
-        return Scorer(name_of(spec, reward), reward)
+        return Scorer(name_of(spec, reward), reward, paid=False)
     name = run.get("reward")
     obstacle = "" if run else "the first model is no run"
     if run and name is None:

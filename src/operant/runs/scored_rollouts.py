@@ -41,21 +41,21 @@ class Scorer:
     """None: only the world pays."""
     score: ScoreOptions = field(default_factory=ScoreOptions)
     """How much of a reply the reward sees."""
+    paid: bool = True
+    """Whether what the world has paid is added to a score."""
 
     def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Tokenizer | None) -> list[float | None]:
         """The score of each rollout; None where the reward abstains. Raises: OperantError of the reward."""
         rewards.read_with(self.reward, tokenizer)
-        return totals(self.judge(self.seen(rollouts, sampling, tokenizer)).scores, rollouts)
+        scores = self.judge(self.seen(rollouts, sampling, tokenizer), pays=self.reward is None).scores
+        return totals(scores, rollouts) if self.paid else [sum(x) if isinstance(x, list) else x for x in scores]
 
     def seen(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Tokenizer | None) -> list[Rollout]:
         """The rollouts as the reward and the metrics see them."""
         return as_seen(rollouts, self.score, tokenizer, sampling)
 
     def judge(self, seen: list[Rollout], *, pays: bool = False) -> Judged:
-        """What the reward says of rollouts, on all ranks. pays: the world pays, too.
-
-        Raises: OperantError of the reward.
-        """
+        """What the reward says of rollouts, on all ranks. pays: the world does, too. Raises: OperantError of it."""
         return distributed.together(lambda: rewards.judge(self.reward, seen, pays=pays))
 
     def close(self) -> None:

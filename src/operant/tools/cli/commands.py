@@ -83,8 +83,7 @@ def run(name: str, words: Sequence[str]) -> int:
         near = [MEANT[name]] if name in MEANT else difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {near[0]!r}?" if near else "`operant --help` lists the commands"
         raise OperantError(f"unknown command {name!r}; {hint}")
-    command = COMMANDS[name]
-    parser = parsers(Parser("operant", name, ""))[name]
+    command, parser = COMMANDS[name], parsers(Parser("operant", name, ""))[name]
     for spec in command.declared:
         parser.add(about for about in help.declared(spec, command.values) if about.name not in command.without)
     operands, options, rest = parser.read(words, command.more)

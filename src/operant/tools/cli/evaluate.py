@@ -113,8 +113,8 @@ def planned(words: Sequence[str], options: Options) -> Plan:
     run = run_options(words[0])
     files = {name: new_file(name, options.pop(name, None), endings) for name, endings in FILES.items()}
     samples, device = counted(options, "samples", 1), options.pop("device", "auto")
-    if files["label"] is not None and len(words) * samples > MOST:
-        raise OperantError(f"--label: a page shows {MOST} replies to a prompt, and there are {len(words)} x {samples}")
+    many = f"--label: a page shows at most {MOST} replies to a prompt, and here are {len(words)} x {samples}"
+    require(files["label"] is None or len(words) * samples <= MOST, many)
     find_device(device)
     own = part(run, "evaluation")
     seed = taken(options, "seed", (own.get("seeds") or [part(run, "learner").get("seed", 0)])[0])
@@ -131,8 +131,11 @@ def planned(words: Sequence[str], options: Options) -> Plan:
     check_samples([*chosen(asked)], samples, "--samples ")
     metrics = resolve(asked)
     paid = "tests" if searches and run.get("reward") is None else not metrics
-    specs = [as_spec(spec) for spec in options.pop("reward", [paid])]
-    scorers = [scorer(spec, run) for spec in specs if spec is not False]
+    specs = [spec for spec in map(as_spec, options.pop("reward", [paid])) if spec is not False]
+    unnamed = str(world := run.get("env")).startswith("<")
+    require(of_run is None or not unnamed, f"{words[0]} played in {world} of a Python program: give --tasks FILE")
+    pays = run.get("reward") is None and world is not None and not unnamed and not playable(world)
+    scorers = [Scorer(str(world), None) if pays and spec is True else scorer(spec, run) for spec in specs]
     tests, programs = [part for one in scorers for part in rewards.parts_of(one.reward, UnitTests)], None
     if searches:  # a program has the limits that it will be judged under
         limits = {name: getattr(tests[0].verdicts.options, name) for name in LIMITS} if tests else {}
@@ -142,15 +145,12 @@ def planned(words: Sequence[str], options: Options) -> Plan:
     data, form = reading(source, given, form, tests=of_run is None and bool(searches or metrics or tests))
     if not scorers and not metrics:
         raise OperantError("--reward false leaves nothing to compare models by: name a reward, or --metrics pass@1")
-    names = [one.name for one in scorers]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if twice := next((name for name, count in Counter(one.name for one in scorers).items() if count > 1), None):
         raise OperantError(f"--reward {shown(twice)[1:-1]} is given twice, perhaps with other weights: leave one out")
     beams = counted(options, "beams", own.get("beams", 1))
     penalty = options.pop("length_penalty", own.get("length_penalty", 1.0) if beams > 1 else 1.0)
     if programs is not None and beams > 1:
         raise OperantError(f"--beams {beams} beside --tests: the programs of a search are drawn; give --beams 1")
-    unnamed = str(world := run.get("env")).startswith("<")
-    require(of_run is None or not unnamed, f"{words[0]} played in {world} of a Python program: give --tasks FILE")
     search = EvaluationOptions(samples=samples, beams=beams, length_penalty=convert(penalty, float, "length_penalty"))
     usual = from_generation_kwargs(compose({"": Sampling}, part(run, "sampling"))[""], part(own, "sampling"))
     sampling = compose({"": Sampling}, {**asdict(usual), **options})[""]
@@ -189,12 +189,13 @@ def own_tasks(name: str, run: Mapping[str, object]) -> tuple[object, OwnTasks]:
     source, tasks = run.get("evaluate") or None, run.get("tasks")
     named = tasks is not None and not str(tasks).startswith("<")
     options = named_parts.stored_options("tasks", run) if named else {}
-    asked, source = (str(source), source) if (held_out := share(source)) is None else (f"{source} of {tasks}", tasks)
+    listed = [x if isinstance(x, str) else shown(x) for x in (source, tasks)]  # rows of Python are many
+    asked, source = (listed[0], source) if (held_out := share(source)) is None else (" of ".join(listed), tasks)
     if source is None or str(source).startswith("<"):
         if source is None and (world := playable(run.get("env"))):
             raise OperantError(f"{name} learnt to play {world}: measure it with `operant play {world} --player {name}`")
-        why = "is no run" if not run else "has no held-out tasks" if source is None else f"evaluated {source} of Python"
-        raise OperantError(f"{name} {why}: name the tasks, as in --tasks held-out.jsonl")
+        what = "names no held-out tasks" if source is None else f"evaluated {source} of Python"
+        raise OperantError(f"{name} {what if run else 'is no run'}: name the tasks, as in --tasks held-out.jsonl")
     data, rows = compose({"": DataOptions}, part(run, "data"))[""], find(str(run.get("algorithm", "ppo"))).rows
     own = OwnTasks(asked, tasks if named else None, options, data, part(run, "learner").get("seed", 0), rows, held_out)
     return named_parts.held_out_source(tasks, source, options), own
@@ -297,7 +298,8 @@ def describe(plan: Plan, count: int) -> str:
     each = "one reply each" if plan.search.samples == 1 else f"{plan.search.samples} replies each"
     each = each if plan.programs is None else plan.programs.describe()
     each += "" if plan.env is None else f" in the world {name_of(plan.env)}"
-    return f"{count:,} tasks of {plan.source_name}, {each}, by the same random numbers; seed {plan.seed}, {sampling}"
+    tasks = f"{count:,} task{'s' * (count != 1)}"
+    return f"{tasks} of {plan.source_name}, {each}, by the same random numbers; seed {plan.seed}, {sampling}"
 
 
 def write(plan: Plan, compared: Compared, about: str) -> None:

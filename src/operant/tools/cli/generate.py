@@ -58,6 +58,8 @@ def generate(words: Sequence[str], options: Options) -> int:
     if versus is not None:
         loaded = _reference(words[0], config) if versus == "reference" else load(versus)
         speakers.append(_speaker(versus, *loaded, options))
+    if (world := config.get("env")) is not None:
+        print(f"{words[0]} was trained in the world {world}, which is not played here", file=sys.stderr)
     first = _first_task(config)
     if chat is None:
         chat = not isinstance(first.prompt, str) if first else template_of(speakers[0].policy.tokenizer) is not None

@@ -251,8 +251,7 @@ def rows_of(
     prompt: object, task: Task, candidates: Sequence[Candidate], judged: Sequence[Verdict | None]
 ) -> list[dict[str, object]]:
     """The candidates of a task as rows. judged: their verdicts on the hidden tests."""
-    best = [id(c) for c in chosen(candidates, len(candidates))]
-    pairs = zip(candidates, judged, strict=True)
+    best, pairs = [id(c) for c in chosen(candidates, len(candidates))], zip(candidates, judged, strict=True)
     right = {c.text: None for c, v in pairs if c.passed and (v or c.verdict).outcome == "passed"}
     rows = []
     for c, verdict in zip(candidates, judged, strict=True):
@@ -294,8 +293,7 @@ def summary(asked: ProgramsAsked, rows: Rows, ranked: Rows, hidden: set[str]) ->
     """Sentences on what became of the programs."""
     outcomes = Counter(row["examples"] for some in rows for row in some)
     shares = ", ".join(f"{name} {outcomes[name] / outcomes.total():.1%}" for name in OUTCOMES)
-    lines = [f"on the example tests: {shares}"]
-    judged = [some for some in rows if some[0]["task"] in hidden]
+    lines, judged = [f"on the example tests: {shares}"], [some for some in rows if some[0]["task"] in hidden]
     if judged:
         drawn = [[(row["outcome"] == "passed", row["examples"] == "passed") for row in some if row["round"] == 0]
                  for some in judged]  # fmt: skip

@@ -78,8 +78,7 @@ def transfer(words: Sequence[str], options: Options) -> int:
     require(names is not None, "operant prompt transfer needs the models to try: --task-model ./gpt2,./roberta")
     found, config = _found(words, options, "transfer"), read_config(Path(words[0]))
     train, test = _examples(str(config["tasks"])), _examples(held_out or str(config.get("evaluate") or config["tasks"]))
-    known = {"measure": found["measure"], "calibrate": found["calibrate"]}
-    rows = list[dict[str, Any]]()
+    known, rows = {"measure": found["measure"], "calibrate": found["calibrate"]}, list[dict[str, Any]]()
     for name in names.split(","):
         model = task_model(name, None, device)
         own = found["template"] if name == found["task_model"] else None
