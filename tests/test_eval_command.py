@@ -145,10 +145,10 @@ def guesses(texts):
 
 
 class Again(Turns):
-    """A world whose conversations outgrow the model's context."""
+    """A world that pays for length, whose conversations outgrow the model's context."""
 
     def answer(self, slot, reply):
-        return Step(" and what else", terminated=self.turn[slot] == 9)
+        return Step(" and what else", reward=len(reply) / 8, terminated=self.turn[slot] == 9)
 
 
 ROWS = [{"prompt": a + b, "word": a + b, "said": [a, a + a, b], "completion": a} for a in "abcd" for b in "opr"]
@@ -167,10 +167,10 @@ CIDER = {"reward": "cider", "reward.tokenizer": "builtins:list", "reward.n": 1, 
     (SETS, PROMPTS | {"data.target_field": "target", "reward.examples": 2, "reward.compare": []}),
     (ROWS, {"env": "extract", "data.target_field": "said"}),
     (ROWS, {"env": "test_eval_command:Again"}),
+    (ROWS, {"env": "test_eval_command:Again", "reward": None}),
     (ROWS, {"algorithm": "decision", "condition.evaluated": 1.0}),
     (ROWS, {"algorithm": "decision", "checkpoint": "light"}),
-    (ROWS, {"evaluation.seeds": [7]}),
-    (ROWS, {"evaluation.sampling": {"max_new_tokens": 2, "do_sample": False}}),
+    (ROWS, {"evaluation.seeds": [7], "evaluation.sampling": {"max_new_tokens": 2}}),
     (ROWS, {"algorithm": "sft", "data.shuffle": True, "data.limit": 8}),
     ([{"text": a + "bcdefghijkl"} for a in "abcdefgh"], {"algorithm": "sft"}),
 )
