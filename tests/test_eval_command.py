@@ -154,7 +154,7 @@ class Again(Turns):
 ROWS = [{"prompt": a + b, "word": a + b, "said": [a, a + a, b], "completion": a} for a in "abcd" for b in "opr"]
 SETS = [{"prompt": a, "target": {"name": "x", "examples": [[a * n, n % 2] for n in range(1, 9)]}} for a in "abcd"]
 OF_RUN = {"steps": 1, "batch": 4, "max_tokens": 6, "probes": 0, "watch_every": 0, "algorithm": "reinforce"}
-LESS = ["--seed", "9", "--limit", "2", "--shuffle", "false", "--max-tokens", "5"]
+LESS = ["--reward", "letters:a", "--seed", "9", "--limit", "2", "--shuffle", "false", "--max-tokens", "5"]
 OF_RUN |= {"temperature": 0.8, "evaluate": "25%", "reward": "letters:a"}
 PROMPTS = {"reward": "prompt", "reward.model": "test_eval_command:guesses", "reward.words": ["bad", "good"]}
 CIDER = {"reward": "cider", "reward.tokenizer": "builtins:list", "reward.n": 1, "data.reference_field": "word"}
@@ -186,6 +186,8 @@ def test_the_own_evaluation_of_a_run_is_repeated(rows, options, inside):
     assert whole["scores"][0]["mean"] == pytest.approx(run.after.mean) and given["evaluate"] in whole["tasks_of"]
     assert {task["id"] for task in less["tasks"]} <= {*dict(own)} and len(less["tasks"]) == len(own[:2])
     assert less["sampling"] == whole["sampling"] | {"max_tokens": 5} and less["seed"] == 9
+    letters = [task["replies"][0]["reply"].count("a") for task in less["tasks"]]  # and nothing that the world pays
+    assert less["scores"][0]["mean"] == pytest.approx(sum(letters) / len(letters))
 
 
 def test_an_interrupted_evaluation_shows_what_it_has_finished(inside, monkeypatch, capsys):

@@ -409,8 +409,7 @@ def test_every_figure_is_saved_as_a_picture_that_stands_alone_and_as_a_table(bro
         assert Path(download.value.path()).read_text().startswith("step,reward/mean,reward/mean spread\n1,")
         page.evaluate(UNFOLD)
         page.wait_for_timeout(300)
-        files = page.evaluate(SAVED)
-        marks = page.locator("figure.chart").count()
+        files, marks = page.evaluate(SAVED), page.locator("figure.chart").count()
     assert len(files) == 2 * (len(EXPECTED) + 1) == 2 * (marks + 1)
     rows = [line.split(",") for line in files["a-b-kl-per_reply.csv"].splitlines()]
     assert rows[0] == ["step", "kl/per_reply", "kl/per_reply spread"]

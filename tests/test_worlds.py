@@ -67,8 +67,7 @@ def test_a_world_that_dies_between_two_calls_has_crashed(mark):
 
 def test_a_failed_episode_is_not_judged_and_not_trained_on():
     learner = Learner(lm(vocab=40, spread=0.1), tokenizer=letters(), env=Hostile("fails_by_itself"), max_tokens=3)
-    rollouts = learner.play(TASKS)
-    seen = []
+    rollouts, seen = learner.play(TASKS), []
     two = lambda given: [float(len(seen.append(r.task.id) or "ab")) for r in given]  # noqa: E731
     judged = judge(two, rollouts, "two", pays=True)
     assert seen == ["t/0", "t/1", "t/2", "t/4"] and judged.scores == [2.0, 2.0, 2.0, None, 2.0]

@@ -240,7 +240,7 @@ def play(
     most, waves = world.most, world.waves
 
     def leave(slots: Sequence[int], end: object = None) -> None:
-        if world.on_leave is not None:  # an error that ends all is said, and not one that follows it
+        if world.on_leave is not None:  # of two errors the first one is shown
             with suppress(OperantError) if end else nullcontext(), of_user(f"world {name_of(env)!r}: on_leave raised "):
                 world.on_leave(slots)
 

@@ -193,7 +193,7 @@ class Pool:
 
     def __init__(self, job: Job, limits: Limits, size: int = 1):
         self.job, self.limits, self.size = job, limits, size
-        self.workers, self.patience = list[Worker](), START
+        self.workers, self.patience = list[Worker](), START  # seconds that a worker may take to start
         self.left_behind = 0
         """Number of orphans that all requests so far have left behind, and that were killed."""
         self._lock, self._owner = threading.Lock(), os.getpid()

@@ -101,8 +101,8 @@ class TaskSet:
         rows = {"with_replies": talks} if of_run is None else of_run.rows
         self.cutting, seed = self.tokenizer if cuts(options) else None, seed if of_run is None else of_run.seed
         share = of_run is not None and of_run.part is not None
-        every = [(one.shuffle, one.min_chars, one.max_chars) for one in (options, of_run.data)] if share else []
-        read = replace(options, limit=of_run.data.limit if every[0] == every[1] else None) if share else options
+        filters = [(one.shuffle, one.min_chars, one.max_chars) for one in (options, of_run.data)] if share else []
+        read = replace(options, limit=of_run.data.limit if filters[0] == filters[1] else None) if share else options
         self.tasks = load_tasks(source, self.cutting, read, seed, passed=passed, **rows, **self.made)
         for sentence in left_out(passed, source):
             print(sentence, file=sys.stderr)
