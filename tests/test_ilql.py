@@ -198,5 +198,5 @@ def test_a_run_is_guided_resumes_and_its_export_can_be_guided(tmp_path):
 def test_guidance_without_q_values_is_a_sentence():
     with pytest.raises(OperantError, match="the policy has no Q values; train some"):
         Policy(lm()).forward(Batch.given([[3]], [[4]]), Sampling(guidance=1.0))
-    with pytest.raises(OperantError, match="algorithm ilql needs Q values of every action"):
-        Learner(Policy(lm(), value=ValueOptions()), algorithm="ilql").step(QUERIES, REPLIES, SCORES)
+    with pytest.raises(OperantError, match="'ilql' needs Q values of every action, and the policy has none"):
+        Learner(Policy(lm(), value=ValueOptions()), algorithm="ilql")

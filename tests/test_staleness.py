@@ -155,6 +155,18 @@ def test_replies_above_the_bound_are_left_out_and_counted():
     assert learner.step(at_bound, by_length(at_bound))["rollout/too_stale"] == 0
 
 
+def test_ages_are_counted_in_the_steps_of_this_learner():
+    """Of a policy that another learner has trained, and goes on training."""
+    first = two_steps_later()[0]
+    learner = Learner(first.policy, **LARGE, importance="token", max_staleness=1)
+    old = learner.generate(QUERIES)
+    for one in (learner, first, first, learner):
+        replies = one.generate(QUERIES)
+        assert one.step(replies, by_length(replies))["rollout/staleness_max"] == 0
+    with pytest.raises(OperantError, match=r"learner\.max_staleness"):
+        learner.step(old, by_length(old))
+
+
 def test_without_replies_of_a_sampler_there_are_no_weights():
     learner = Learner(lm(), **LARGE, importance="token")
     given = said([3, 4], [5, 6], group=9)  # as a weight, its own probability would be 0

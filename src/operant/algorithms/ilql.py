@@ -43,10 +43,8 @@ def look(batch: Batch, outputs: Callable[[str], Outputs]) -> Mapping[str, Tensor
     """Before the update: the smaller Q of each action by the copy that follows slowly."""
     q = outputs("target").q
     if q is None or batch.choices is not None:
-        raise OperantError(
-            "algorithm ilql needs Q values of every action, which a policy of one's own and a choice among given "
-            "replies have not: use a transformers model, and a world without options"
-        )
+        why = "which a choice among given replies has not: use a world without options"
+        raise OperantError(f"algorithm ilql needs Q values of every action, {why}")
     return {"target_q": q["one"].minimum(q["two"])}
 
 

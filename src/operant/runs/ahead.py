@@ -133,14 +133,14 @@ class Ahead:
 
     def begin(self) -> None:
         """Begin a step: plan those ahead of it and start what is planned."""
-        now, version, total = self.learner.progress.step, self.learner.policy.version, self.learner.total_steps
+        now, total = self.learner.progress.step, self.learner.total_steps
         first = self.planned[-1].step + 1 if self.planned else now
         for step in range(first, now + self.n + 1):
-            self.planned.append(PlannedStep(step, version, self.order.take(self._count(now))))
+            self.planned.append(PlannedStep(step, now, self.order.take(self._count(now))))
         for planned in self.planned if self.thread is not None else ():
             if planned.version not in self.kept.versions:
-                planned.version = version  # it is new, or a light checkpoint lacks its weights
-                self.kept.keep(self.learner.policy, version)
+                planned.version = now  # it is new, or a light checkpoint lacks its weights
+                self.kept.keep(self.learner.policy, now)
             if planned.future is None and (total is None or planned.step < total):
                 planned.future = self.thread.submit(self._play_ahead, planned)
 

@@ -359,7 +359,7 @@ class Learner(LearnerParts):
             try:
                 yield self.engine
             finally:
-                self.engine.sync(self.policy, self.policy.version)
+                self.engine.sync(self.policy, self.progress.step)
 
 
 def _task(query: object) -> Task:

@@ -33,7 +33,7 @@ def check_single_tokens(learner: LearnerParts, step: TrainingStep) -> None:
 
 def mix_in_earlier(learner: LearnerParts, step: TrainingStep) -> None:
     """Learn from some of the replies of this step, and from earlier ones."""
-    step.learnt = learner.buffer.mixed(step.selected, learner.policy.version)
+    step.learnt = learner.buffer.mixed(step.selected, learner.progress.step)
 
 
 def split_branches(learner: LearnerParts, step: TrainingStep) -> None:

@@ -1,7 +1,7 @@
 """The policy, its copies and its sampling, made from the options of a learner; and the options of the copies."""
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -14,6 +14,7 @@ from operant.models.loading import BESIDE, load_policy, load_reference
 from operant.models.options import ModelOptions
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
+from operant.models.value_head import ActionValueHead, ValueOptions
 from operant.rollouts.generation_kwargs import warned
 from operant.sampling import Sampling, TokenCount
 from operant.training.options import LearnerOptions, OptionGroups, find_device
@@ -61,8 +62,12 @@ def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, t
     if isinstance(policy, Policy):
         own = tokenizer is None or tokenizer is policy.tokenizer or policy.options.chat_template is not None
         require(own, "tokenizer with an existing Policy, which has its own: leave it out, or Policy(model, tokenizer)")
-        if needs.critic and options["value"].critic is not None and policy.critic is None:  # a preset may have set it
-            warnings.warn("value.critic has no effect: the Policy has a critic of its own", stacklevel=2)
+        if needs.critic and policy.has_values:  # a preset may have set some
+            asked, has = (asdict(value or ValueOptions()) for value in (options["value"], policy.value_options))
+            kept = {"actions", "critic"} if policy.critic is not None else {"actions"}
+            if lost := [k for k, x in asked.items() if k not in kept and x not in (has[k], getattr(ValueOptions, k))]:
+                named = " and ".join(f"value.{name}" for name in lost)
+                warnings.warn(f"{named}: no effect, the Policy has a critic of its own", stacklevel=2)
     with torch.random.fork_rng(devices=[]):  # a new critic is drawn from torch's own random numbers
         torch.manual_seed(learner.seed)
         loaded = load_policy(
@@ -83,6 +88,9 @@ def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, t
         own = isinstance(loaded, PolicyBase)
         how = "set has_values and write values" if own else "build it with value=ValueOptions()"
         raise OperantError(f"algorithm {algorithm!r} needs a critic, and the policy has none: {how}")
+    if needs.action_values and not isinstance(loaded.value_head, ActionValueHead):
+        how = "build the Policy with value=ValueOptions(actions=True), of a transformers model"
+        raise OperantError(f"algorithm {algorithm!r} needs Q values of every action, and the policy has none: {how}")
     if needs.policy and not isinstance(loaded, POLICIES.find(needs.policy)):
         raise OperantError(
             f"algorithm {algorithm!r} trains no language model: use policy={needs.policy} with policy.trunk=MODEL, as "

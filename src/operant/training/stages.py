@@ -81,7 +81,7 @@ def select_scored(learner: LearnerParts, step: TrainingStep) -> None:
     rollouts, scores, own = step.rollouts, step.scores, learner.own
     shaping = {"options": learner.options["score"], "moments": learner.moments, "tokenizer": learner.policy.tokenizer}
     shaping |= {"drop_lengths": own.on_length == "drop", "drop_equal": own.drop_equal}
-    shaping |= {"version": learner.policy.version, "max_staleness": own.max_staleness}
+    shaping |= {"version": learner.progress.step, "max_staleness": own.max_staleness}
     own_scored = learner.algorithm.needs.reward or any(score is not None for score in scores or ())
     scored = distributed.largest(int(own_scored))
     if own.select is not None and not learner.pays and not scored:
@@ -103,7 +103,7 @@ def make_rows(learner: LearnerParts, step: TrainingStep) -> None:
         step.collated = nothing(learner.policy.numbers)
         return
     rows = collated(learner, step, step.learnt.rollouts)
-    step.collated = select.with_staleness(rows, step.learnt.rollouts, learner.policy.version)
+    step.collated = select.with_staleness(rows, step.learnt.rollouts, learner.progress.step)
 
 
 def move_rows(learner: LearnerParts, step: TrainingStep) -> None:
@@ -169,7 +169,7 @@ def measure_staleness(learner: LearnerParts, step: TrainingStep) -> None:
             if current.any():
                 tally.extreme("rollout/engine_gap_max", float(gap[current].max()))
     turns = [turn for rollout in step.generated(learner.algorithm.source) for turn in rollout.turns]
-    ages = [select.age(turn, learner.policy.version) for turn in turns if turn.logprobs is not None]
+    ages = [select.age(turn, learner.progress.step) for turn in turns if turn.logprobs is not None]
     tally.mean("rollout/staleness", ages)
     if ages:
         tally.extreme("rollout/staleness_max", max(ages))
