@@ -1,11 +1,12 @@
 """Runs of a few small steps, and what is compared of them."""
 
 import json
+from contextlib import suppress
 
 import torch
 from toys import letters, lm
 
-from operant import steps, train
+from operant import Observer, train
 
 TASKS = ["ab", "cde", "fg", "h", "ijk"]
 SMALL = {"steps": 4, "probes": 0, "batch": 4, "max_tokens": 6}
@@ -41,11 +42,28 @@ def same(a, b):
     return all(torch.equal(value, weights(b)[name]) for name, value in weights(a).items())
 
 
+class Killed(BaseException):
+    """What ends a run without being asked."""
+
+
+class Kill(Observer):
+    def __init__(self, after):
+        self.after = after
+
+    def after_step(self, run):
+        if run.learner.progress.step == self.after:
+            raise Killed
+
+
+def killed(*given, after, **options):
+    """Train until a step, and end there as by a kill: nothing is saved at the end."""
+    with suppress(Killed):
+        train(*given, observers=[Kill(after)], **options)
+
+
 def cut(out, after, reward=count_a, tasks=TASKS, **more):
-    """A run that ends after a step without being asked, as by a kill: nothing is saved at the end."""
-    for metrics in steps(model(), tasks, reward, out=out, **options(**more)):
-        if metrics["step"] == after:
-            break
+    """A run that a kill ends after a step."""
+    killed(model(), tasks, reward, out=out, after=after, **options(**more))
 
 
 def stopped_and_whole(place, after, reward=count_a, tasks=TASKS, **more):

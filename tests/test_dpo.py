@@ -202,7 +202,7 @@ def test_the_command_line_trains_on_pairs(tmp_path, capsys):
     ("dpo", pairs(2), {"evaluate": separate(pairs(2))}, "none of 4 prompts has two replies with"),
     ("dpo", pairs(2), {"data.loss_on": "all"}, "data.loss_on=all: labels are of replies; use replies"),
     ("kto", [r for r in separate(pairs(3)) if r["label"]], {}, "all labels are good, and .* also needs bad replies"),
-    ("kto", [{"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 1]}], {}, "a label is 2"),
+    ("kto", [{"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 1]}], {}, "a reply is labelled 2"),
 )
 def test_data_that_teach_nothing_are_refused_before_training(algorithm, rows, more, words, tmp_path):
     with pytest.raises(OperantError, match=words):

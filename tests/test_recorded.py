@@ -50,6 +50,15 @@ def test_each_form_of_a_record_is_the_same_episode():
     assert one.last_step.batch.actions.sum() == 6 and len(one.last_step.batch) == 2
 
 
+def test_a_reply_that_no_stop_ends_was_cut_unless_the_record_says_otherwise():
+    cut = ONE | {"token_ids": [6, 7]}
+    records = [ONE, cut, cut | {"finish_reason": "stop"}, cut | {"token_ids": [6], "logprobs": [-1.0]}]
+    one = learner(max_tokens=2)
+    assert [r.end for r in operant.recorded_replies(records, one)] == ["stop", "length", "stop", "stop"]
+    given = operant.Learner.step(one, [[4, 5]] * 2, [[6, 2], [6, 7]], [0.0, 1.0])
+    assert given["rollout/ended_length"] == 0.5, "as those of triplets"
+
+
 def test_the_same_weights_make_every_ratio_one():
     one, ids = learner(importance="token"), ([4, 5], [6, 9, 2])
     known = {"logprobs": bare_logprobs(one.policy.model, *ids).tolist(), "system_fingerprint": fingerprint(one.policy)}

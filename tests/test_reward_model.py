@@ -188,6 +188,7 @@ def test_what_cannot_work_is_refused(tmp_path):
     trunk, bare, three = save(tmp_path / "trunk"), str(tmp_path / "bare"), str(tmp_path / "three")
     lm("gpt2", 40).save_pretrained(bare)
     config = t.DistilBertConfig(vocab_size=40, dim=32, n_layers=1, n_heads=2, id2label={0: "a", 1: "b", 2: "c"})
+    seq2seq = on_disk(tmp_path / "t5", lm("t5"))
     on_disk(tmp_path / "three", t.DistilBertForSequenceClassification(config))
     learner = Learner(RewardModel(trunk), algorithm="reward-model")
     assert "preference/loss" in learner.step(["go", "go"], ["a", "b"], [1.0, 0.0])
@@ -201,6 +202,7 @@ def test_what_cannot_work_is_refused(tmp_path):
     for make, words in (
         (lambda: RewardModel(bare), "has no tokenizer"),
         (lambda: RewardModel(three), "a classifier with 3 labels"),
+        (lambda: RewardModel(seq2seq), "is an encoder-decoder: give a causal model"),
         (lambda: RewardModelScore(three).check(), "has 3 labels: use classifier:"),
         (lambda: Learner(trunk, algorithm="reward-model"), "use policy=reward_model"),
         (lambda: Learner(RewardModel(trunk), algorithm="rloo", reference=None).generate(["go"]), "and generates none"),

@@ -12,12 +12,12 @@ import torch
 from cases import cases, slow
 from page_commands import snippets
 from safetensors.torch import load_file, save_file
-from small_runs import count_a, same
+from small_runs import count_a, killed, same
 from toys import letters, lm, on_disk
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import operant
-from operant import Batch, Learner, OperantError, Policy, Sampling, ValueOptions, export, load_policy, steps, train
+from operant import Batch, Learner, OperantError, Policy, Sampling, ValueOptions, export, load_policy, train
 from operant.engines.native import engine as native
 from operant.engines.native.capabilities import chooses_on, continues, try_decoding
 from operant.engines.native.cuda_graphs import static
@@ -260,9 +260,7 @@ def test_a_run_resumes_to_the_bit_and_its_export_is_its_policy(method, tmp_path)
     given = (str(tmp_path / "base"), rows, None if method == "sft" else count_a)
     options, cut = RUN | METHODS[method] | {"algorithm": method}, tmp_path / "cut"
     whole = train(*given, out=tmp_path / "whole", **options)
-    for metrics in steps(*given, out=cut, **options):
-        if metrics["step"] == 2:
-            break
+    killed(*given, after=2, out=cut, **options)
     assert same(train(*given, out=cut, resume=True), whole)
     assert not torch.equal(vectors_of(whole.policy), vectors_of(load_policy(given[0], soft=SoftPromptOptions(3))))
     for name in (str(cut), f"{cut}@4"):  # what is exported, and what is stored

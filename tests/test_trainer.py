@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases import cases, slow_but
 from rigs import alike
-from small_runs import SMALL, TASKS, count_a, model, same, stopped_and_whole, told
+from small_runs import SMALL, TASKS, count_a, killed, model, same, stopped_and_whole, told
 from tokenizers_of_words import word_tokenizer
 from toys import letters, lm, on_disk
 
@@ -146,6 +146,16 @@ def test_an_evaluation_has_the_held_out_queries_in_order_and_begins_at_the_refer
     assert held["before"]["kl"] == pytest.approx(0.0, abs=1e-5)
 
 
+def test_leaving_the_loop_of_steps_saves_the_run(plain, tmp_path):
+    given = SHORT | {"checkpoint_minutes": 60}
+    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "run", **given):
+        if metrics["step"] == 2:
+            break
+    assert (tmp_path / "run/checkpoints/step-00002").is_dir() and (tmp_path / "run/report.html").is_file()
+    again = train(model(), TASKS, count_a, out=tmp_path / "run", resume=True, tokenizer=letters())
+    assert told(again) == told(plain) and same(again, plain)
+
+
 def test_another_seed_says_something_else(plain, tmp_path):
     next(steps(model(), TASKS, count_a, out=tmp_path / "run", seed=4, **SHORT))
     assert told(tmp_path / "run")[0] != told(plain)[0]
@@ -217,9 +227,8 @@ def test_every_method_starts_a_run_and_says_what_nothing_reads(method, tmp_path)
     else:
         options |= {"tokenizer": letters()} | ({"reward": count_a} if row.needs.reward else {})
     given = {name: value for name, value in (options | STARTS.get(method, {})).items() if value is not ABSENT}
-    for metrics in steps(**given, out=tmp_path / "run", quiet=True):
-        assert metrics["update/refused"] == 0
-        break  # what comes behind the last step is the same for all
+    killed(**given, after=1, out=tmp_path / "run", quiet=True)  # what comes behind the last step is the same for all
+    assert told(tmp_path / "run")[0]["update/refused"] == 0
     said = (tmp_path / "run/log.txt").read_text(encoding="utf-8")
     assert "learner.importance_cap=3.0 without learner.importance: nothing reads it" in said
     assert ("update.minibatch=8 is above batch=4" in said) == ("minibatch" in given)

@@ -119,6 +119,7 @@ def test_without_a_reference_no_kl_is_told_or_taken():
     (lambda: learner().step([said([3], [4], logprobs=[-1.0])], [1.0, 2.0]), "2 rewards for 1 replies"),
     (lambda: learner(device="cuda:99"), "operant doctor"),
     (lambda: learner(engine="native"), "engine='native': give an engine, or a function"),
+    (lambda: learner(env="rooms"), "env='rooms': give a world, an object with"),
 )
 def test_what_cannot_work_is_a_sentence(make, why):
     with pytest.raises(OperantError, match=why):

@@ -4,7 +4,8 @@ run = train("builtin:reviews-lm", tasks="builtin:openings/train", reward="builti
 for metrics in steps(...): ...          # the same run, as a generator of the metrics of each step
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
@@ -67,14 +68,15 @@ def steps(
     observers: Sequence[Observer] = (),
     quiet: bool = False,
     **options: "Unpack[TrainArguments]",
-) -> Iterator[dict[str, float]]:
-    """Train like `train`, and yield the metrics of each step. Closing the generator ends the run after that step."""
+) -> Generator[dict[str, float]]:
+    """Train like `train`, and yield the metrics of each step. Leaving the loop saves the run and ends it, as Ctrl-C."""
     seen = None
     arguments = _arguments(args, options, policy=policy, tasks=tasks, reward=reward, algorithm=algorithm, out=out)
-    for run in runs(observers=observers, quiet=quiet, **arguments):
-        if seen is not None and len(run.metrics) > seen:
-            yield run.metrics[-1]
-        seen = len(run.metrics)  # those of an earlier session are there before the first step
+    with closing(runs(observers=observers, quiet=quiet, **arguments)) as going:
+        for run in going:
+            if seen is not None and len(run.metrics) > seen:
+                yield run.metrics[-1]
+            seen = len(run.metrics)  # those of an earlier session are there before the first step
 
 
 def runs(
@@ -84,7 +86,7 @@ def runs(
     show: Iterable[Tracker] = (),
     quiet: bool = False,
     **options: object,
-) -> Iterator[Run]:
+) -> Generator[Run]:
     """Train with a diagnosis, a report and a display, and yield the run itself as `trainer.runs` does.
 
     show: trackers besides the display and the option `trackers`.
@@ -95,8 +97,9 @@ def runs(
     shown, run = None if quiet else display(), None
     own = () if shown is None else (shown,)
     usual = (PromptsObserver(), DiagnosisObserver(), ReportObserver(), *own)
-    for run in trainer.runs(out, show=[*own, *show], observers=(*usual, *observers), **options):
-        yield run
+    with closing(trainer.runs(out, show=[*own, *show], observers=(*usual, *observers), **options)) as going:
+        for run in going:
+            yield run
     if shown is not None and run is not None and run.first:
         shown.end(run)
 

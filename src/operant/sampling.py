@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from operant.bounds import bounded, check_bounds
-from operant.types import OperantError, Tokenizer, TrainablePolicy, require, shown
+from operant.types import End, OperantError, Tokenizer, TrainablePolicy, require, shown
 
 BLOCK = 256
 """Drawing a token first draws a block of this many tokens of the vocabulary, then a token within it."""
@@ -322,6 +322,14 @@ def stop_table(tokenizer: Tokenizer | None, strings: tuple[str, ...]) -> StopTab
     if key not in _tables or _tables[key].tokenizer is not tokenizer:
         _tables[key] = StopTable(tokenizer, strings)
     return _tables[key]
+
+
+def reply_end(tokenizer: Tokenizer | None, action: list[int], sampling: Sampling) -> End:
+    """Why a reply ended: `length` if it has `max_tokens` tokens and does not end in a stop token or string."""
+    if len(action) < sampling.max_tokens or action[-1] in sampling.stops:
+        return "stop"
+    strings = () if sampling.fixed_length or tokenizer is None else sampling.stop_strings
+    return "stop" if strings and stop_table(tokenizer, strings).ends(action, sampling.min_tokens) else "length"
 
 
 def reply_text(tokenizer: Tokenizer | None, prompt: Sequence[int], action: Sequence[int], sampling: Sampling) -> str:

@@ -18,8 +18,8 @@ from typing import Any
 
 from operant.data.demonstrations import MOST_REPLIES, Demonstrations
 from operant.data.replies import task_with_reply
-from operant.sampling import Sampling, check_ids, reply_text
-from operant.types import OperantError, Rollout, Task, Turn, is_real, require, shown
+from operant.sampling import Sampling, check_ids, reply_end, reply_text
+from operant.types import OperantError, Rollout, Task, Tokenizer, Turn, is_real, require, shown
 
 LONGEST = 200
 """Most characters of the name of a group."""
@@ -92,7 +92,7 @@ def read_recorded(
     """
     tokenizer, stop = policy.tokenizer, next(iter(sorted(sampling.stops)), None)
     demonstrations = Demonstrations(tokenizer, stop, encoder_decoder=policy.encoder_decoder)
-    records = [_record(*row, name) for row in rows]
+    records = [_record(*row, name, tokenizer, sampling) for row in rows]
     require(records, f"{name} has no conversations: it is empty")
     known = [of for record in records if (of := _version(record)) is not None]
     newest = max(known, default=0) if version is None else version
@@ -154,7 +154,7 @@ def _rollout(record: _Record, name: str, policy: Any, sampling: Sampling) -> Rol
     return Rollout(task, 0, turns, texts, turns[-1].end if len(turns) == 1 else "world", query=query)
 
 
-def _record(number: int, row: object, name: str) -> _Record:
+def _record(number: int, row: object, name: str, *how: Any) -> _Record:
     """The turns that have token ids; none where texts have to be tokenised."""
     where = f"{name}, {'line' if '.jsonl' in name else 'row'} {number + 1}"
     if not isinstance(row, Mapping):
@@ -169,7 +169,7 @@ def _record(number: int, row: object, name: str) -> _Record:
             raise OperantError(f"{where}, {odd[0]}: it has logprobs and no token_ids, so nobody knows of which tokens")
     else:
         bodies = [("", row)] if "token_ids" in row or "choices" in row else []
-    found = [_turn(body, f"{where}, {at}" if at else where) for at, body in bodies]
+    found = [_turn(body, f"{where}, {at}" if at else where, *how) for at, body in bodies]
     weights = {str(body.get("system_fingerprint")) for _, body in bodies}
     return _Record(where, [turn for turn, _ in found], [text for _, text in found], weights, row)
 
@@ -180,7 +180,9 @@ def _objects(value: object, what: str, where: str) -> list[Mapping[str, Any]]:
     return value
 
 
-def _turn(body: Mapping[str, Any], where: str) -> tuple[Turn, str]:
+def _turn(
+    body: Mapping[str, Any], where: str, tokenizer: Tokenizer | None = None, sampling: Sampling = Sampling()
+) -> tuple[Turn, str]:
     """A turn and its text, of a server's answer, or of a message that has the fields of its choice."""
     choice = body
     if "choices" in body:
@@ -206,7 +208,8 @@ def _turn(body: Mapping[str, Any], where: str) -> tuple[Turn, str]:
         require(not odd, f"{where}: {odd and shown(odd[0])} is no log-prob; each is a finite number, and at most 0")
         have, want = len(given), len(action)
         require(have == want, f"{where}: {have} log-probs for {want} token_ids; give one for each")
-    end = "length" if choice.get("finish_reason") == "length" else "stop"
+    reason = choice.get("finish_reason")
+    end = reply_end(tokenizer, action, sampling) if reason is None else "length" if reason == "length" else "stop"
     return Turn(ids["prompt_token_ids"], action, given, end=end), text
 
 

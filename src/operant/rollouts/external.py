@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from operant.sampling import Sampling, check_ids, encode_more, encode_prompt, reply_text, stop_table
+from operant.sampling import Sampling, check_ids, encode_more, encode_prompt, reply_end, reply_text
 from operant.types import End, OperantError, Rollout, Task, Tokenizer, Turn, require
 
 Text = str | Sequence[int] | torch.Tensor
@@ -73,7 +73,7 @@ def to_rollouts(
             raise OperantError(f"episode {name} has turns in groups {group_of[name]} and {together[i]}: give one")
         if vocabulary is not None:
             check_ids([*prompt, *action], vocabulary, f"triplet {i}")
-        turn = Turn(prompt, action, end=_end(tokenizer, action, sampling), reward=paid[i], next_value=ahead[i])
+        turn = Turn(prompt, action, end=reply_end(tokenizer, action, sampling), reward=paid[i], next_value=ahead[i])
         text = reply_text(tokenizer, prompt, action, sampling) if tokenizer is not None else ""
         turns_of.setdefault(name, []).append((turn, text))
     for name, turns in turns_of.items():
@@ -106,11 +106,3 @@ def _number(reward: object, index: int, what: str = "reward") -> float:
     if not math.isfinite(number):
         raise OperantError(f"the {what} of turn {index} is {reward}: each turn of an episode has one finite number")
     return number
-
-
-def _end(tokenizer: Tokenizer | None, action: list[int], sampling: Sampling) -> End:
-    """Why a reply ended: `length` if it has `max_tokens` tokens and does not end in a stop token or string."""
-    if len(action) < sampling.max_tokens or action[-1] in sampling.stops:
-        return "stop"
-    strings = () if sampling.fixed_length or tokenizer is None else sampling.stop_strings
-    return "stop" if strings and stop_table(tokenizer, strings).ends(action, sampling.min_tokens) else "length"

@@ -109,8 +109,17 @@ class Run:
                     self.checkpoints.save_when_due()
                     self.observe(lambda observer: observer.after_step(self))
                 yield self
+        except GeneratorExit:  # the caller has left its loop
+            self.interrupted |= self.learner.progress.step < self.config.train.steps
+            self._end()
+            raise
         finally:
             self.trackers.close()
+        self._end()
+        yield self
+
+    def _end(self) -> None:
+        """Save what a resume needs, or finish the run."""
         with self._watchdog("the end"):
             try:
                 if self.interrupted:
@@ -119,7 +128,6 @@ class Run:
                     self._finish()
             finally:
                 self.observe(lambda observer: observer.at_end(self))
-        yield self
 
     def step(self) -> dict[str, float]:
         """Sample tasks, play and score them, learn, evaluate, log; returns the metrics.

@@ -6,7 +6,7 @@ for run in runs("runs/sentiment", recipe="sentiment"): ...
 """
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def runs(
     show: Iterable[Tracker] = (),
     observers: Sequence[Observer] = (),
     **given: object,
-) -> Iterator[Run]:
+) -> Generator[Run]:
     """Train, and yield the run before the first step, after every step, and at the end.
 
     resume: continue the run in `out`. fresh_optimizer: with `resume`, load only the weights of the newest checkpoint,

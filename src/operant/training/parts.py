@@ -140,7 +140,6 @@ class LearnerParts:
         """Of a loaded learner: the names of the models that its folder has copies of, by the path of the copy."""
         self.policy = load_trained_policy(policy, name, self.options, tokenizer)
         """The `Policy` in training."""
-        self.policy.version = 0  # another learner may have trained it: ages are counted in the steps of this one
         self.sampling = configured_sampling(self.options, self.policy)
         self.reference, self.copies = make_copies(self.algorithm, self.policy, reference, self.options)
         mask = self.copies.get("mask") if "mask" in self.algorithm.options else None

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import asdict, dataclass, replace
+from inspect import isclass
 
 import torch
 
@@ -18,7 +19,7 @@ from operant.models.value_head import ActionValueHead, ValueOptions
 from operant.rollouts.generation_kwargs import warned
 from operant.sampling import Sampling, TokenCount
 from operant.training.options import LearnerOptions, OptionGroups, find_device
-from operant.types import Engine, EngineParts, Env, EnvBase, OperantError, Tokenizer, require, with_defaults
+from operant.types import Engine, EngineParts, Env, EnvBase, OperantError, Tokenizer, require, shown, with_defaults
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, t
             f"`operant train {algorithm} --trunk MODEL` does"
         )
     distributed.align(loaded.trainable())
+    loaded.version = 0  # another learner may have trained it: ages are counted in the steps of one
     return loaded
 
 
@@ -146,7 +148,12 @@ def configured_sampling(options: OptionGroups, policy: Policy) -> Sampling:
 
 
 def tell_room(env: Env, policy: Policy, sampling: Sampling) -> None:
-    """Tell a world that shortens its prompts how long they may be: it calls `env.measure` if there is one."""
+    """Tell a world that shortens its prompts how long they may be: it calls `env.measure` if there is one.
+
+    Raises: OperantError for what is no world.
+    """
+    world = hasattr(env, "reset") and hasattr(env, "step") and not isclass(env)
+    require(world, f"env={shown(env)}: give a world, an object with `reset` and `step`; operant.train also takes names")
     measure = with_defaults(env, EnvBase).measure
     if measure is None or policy.tokenizer is None:
         return

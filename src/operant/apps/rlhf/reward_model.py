@@ -21,7 +21,7 @@ from operant.models.model_passes import BIAS, GAIN, longest_of
 from operant.models.safe_loading import check_finite, load_any, load_config, load_tokenizer, unreported
 from operant.sampling import Sampling
 from operant.storage.hub import find_model
-from operant.types import Batch, OperantError, Outputs, Rollout
+from operant.types import Batch, OperantError, Outputs, Rollout, require
 
 
 class RewardModel(ReadingPolicy):
@@ -45,11 +45,10 @@ class RewardModel(ReadingPolicy):
         folder = Path(trunk).expanduser() / "export"
         folder = Path(find_model(str(folder) if folder.is_dir() else trunk))
         kind, what, saved = AutoModelForSequenceClassification, f"a reward model, of {trunk}", load_config(folder)
+        require(not saved.is_encoder_decoder, f"policy.trunk={trunk!r} is an encoder-decoder: give a causal model")
         trained = any("SequenceClassification" in name for name in saved.architectures or ())
-        if trained and saved.num_labels != 1:
-            raise OperantError(
-                f"policy.trunk={trunk!r} is a classifier with {saved.num_labels} labels; a reward model has one output"
-            )
+        labels = f"policy.trunk={trunk!r} is a classifier with {saved.num_labels} labels; a reward model has one output"
+        require(not trained or saved.num_labels == 1, labels)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             with unreported():
