@@ -99,7 +99,8 @@ def test_a_chat_template_writes_the_tools_and_the_results(tokenizer):
 
 
 @cases(
-    ("<python>1 / 0</python>", "python", "ZeroDivisionError: division by zero"),
+    ("<python># a quotient\n\nx = 1; x / 0</python>", "python", ">ZeroDivisionError: division by zero (line 3)<"),
+    ("<python>é = (2 +\n  3)  # five\n(é *\n  é)  # 25</python>", "python", "<result>25</result>"),
     ("<python>print('a' * 5000)</python>", "python", "a" * 40 + " ..."),
     ("<python>(</python>", "python", "SyntaxError"),
     ("<python>while True: pass</python>", "python", "time"),

@@ -100,7 +100,7 @@ class Console:
             message = message.removeprefix(outcome.replace("/", ": ", 1) + ": ")
             remark = ": ".join(filter(None, (outcome, message)))
             remark = remark if len(remark) <= 100 else remark[:97] + "..."
-            given = "" if row.get("logprobs") is not None else "from the data: "  # no reply of the policy
+            given = "from the data: " if row["given"] else ""
             texts = [x if len(x) <= LONGEST else f"{x[:LONGEST]}..." for x in (row["query"], *row["replies"])]
             self._print(f"  {given}{' | '.join(map(plain, texts))}{score}{remark and f' ({plain(remark)})'}")
 
@@ -123,8 +123,8 @@ class Console:
 
 
 def episodes(rows: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
-    """The last rows of the first attempts of a step, each with its `replies`, or the first two
-    and the last one with their number between."""
+    """The last rows of the first attempts of a step, each with its `replies`, or the first two and the last one with
+    their number between, and whether all are `given`, and none is the policy's."""
     by_attempt: dict[object, list[Mapping[str, Any]]] = {}
     for place, row in enumerate(rows):
         attempt = row.get("rollout", place)
@@ -135,7 +135,8 @@ def episodes(rows: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any
     for turns in by_attempt.values():
         replies = [turn["reply"] for turn in turns]
         replies = replies if len(replies) <= 3 else [*replies[:2], f"... {len(replies)} turns ...", replies[-1]]
-        found.append({**turns[-1], "replies": replies})
+        given = all(turn.get("logprobs") is None for turn in turns)
+        found.append({**turns[-1], "replies": replies, "given": given})
     return found
 
 

@@ -186,7 +186,7 @@ def python_tool(seconds: float) -> Callable[[str], str]:
         with free:
             [verdict] = jail.run([Program(_with_value(code), [Stdin("", None)])])
         if verdict.outcome != "passed":
-            raise RuntimeError(verdict.message or verdict.outcome)
+            raise OperantError(verdict.message or verdict.outcome)
         return verdict.message.rstrip("\n")
 
     return python
@@ -195,10 +195,12 @@ def python_tool(seconds: float) -> Callable[[str], str]:
 def _with_value(code: str) -> str:
     """A program that prints the value of its last line, too, if that is an expression."""
     try:
-        tree = ast.parse(code)
-        last = tree.body.pop() if tree.body else None
-        if isinstance(last, ast.Expr):
-            return ast.unparse(tree) + f"\n_ = ({ast.unparse(last.value)})\nif _ is not None: print(_)\n"
+        code = code.replace("\r\n", "\n").replace("\r", "\n")
+        *_, last = ast.parse(code).body or [None]
+        if isinstance(last, ast.Expr):  # what stands before it stays, so that a message names the line of the program
+            *lines, own = code.encode().split(b"\n")[: last.lineno]
+            before = b"\n".join([*lines, own[: last.col_offset]]).decode()
+            return f"{before}_ = ({ast.get_source_segment(code, last)})\nif _ is not None: print(_)\n"
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         pass  # the harness says what is wrong with it
     return code
