@@ -15,7 +15,7 @@ from typing import Any
 
 from operant.metrics.registry import describe
 from operant.tools.diagnosis.history import FINDINGS, Finding, History, is_finite
-from operant.tools.diagnosis.logs import Row, read_log
+from operant.tools.diagnosis.logs import read_log
 from operant.types import OperantError
 
 _FILE = Path(__file__).parent / "foreign.toml"
@@ -81,19 +81,16 @@ def audit_log(path: str | Path) -> Audit:
             f"told ({', '.join(names[:8])}): rename the columns as docs/metrics.md does"
         )
     used = {ours: name for name, ours in reversed(known.items()) if name in names}  # the first name of each counts
-    history = History([_translated(row, used) for row in rows if any(name in row for name in understood)])
+    steps = list[dict[str, float | None]]()
+    for row in (row for row in rows if any(name in row for name in understood)):
+        step = {ours: row[name] if is_finite(row[name]) else None for ours, name in used.items() if name in row}
+        per_token, length = step.get("kl/per_token"), step.get(LENGTH)
+        if "kl/per_reply" not in used and per_token is not None and length is not None:
+            step["kl/per_reply"] = per_token * length
+        steps.append({"step": row["step"], **step})
     differs = {name: why for name, why in library.get("differs", {}).items() if name in names}
     unknown = [name for name in names if name not in understood]
-    return Audit(library["title"], history, understood, unknown, differs, library.get("options", {}))
-
-
-def _translated(row: Row, used: Mapping[str, str]) -> dict[str, float | None]:
-    """A step with the names here. What is not finite is None; KL of a reply is that of a token times its length."""
-    found = {ours: row[name] if is_finite(row[name]) else None for ours, name in used.items() if name in row}
-    per_token, length = found.get("kl/per_token"), found.get(LENGTH)
-    if "kl/per_reply" not in used and per_token is not None and length is not None:
-        found["kl/per_reply"] = per_token * length
-    return {"step": row["step"], **found}
+    return Audit(library["title"], History(steps), understood, unknown, differs, library.get("options", {}))
 
 
 def markdown() -> str:

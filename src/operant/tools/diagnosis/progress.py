@@ -189,8 +189,12 @@ def _training_reward(history: History, spread: float, won: bool) -> RewardChange
     before, after = (fmean([m[name] for m in part]) for part in (first, last))
     error, freedom = _noise_of_steps([m[name] for m in steps], len(first), len(last))
     # The replies of a group, or of one step, share queries and weights: the noise of steps may be larger than theirs.
-    of_replies = sum(_error_of_mean(part, won) ** 2 for part in (first, last)) ** 0.5
-    label, error = "success rate" if won else "reward", max(error or 0.0, of_replies)
+    variance = 0.0
+    for part in (first, last):
+        of_steps = [m["game/won"] * (1 - m["game/won"]) if won else (m.get("reward/std") or 0.0) ** 2 for m in part]
+        summed = sum(x / (m.get("rollout/count") or REPLIES) for x, m in zip(of_steps, part))
+        variance += (summed**0.5 / len(part)) ** 2
+    label, error = "success rate" if won else "reward", max(error or 0.0, variance**0.5)
     ends = _span(first), _span(last)
     return RewardChange(label, before, after, error, spread, freedom, confidence=OFTEN, share=won, steps=ends)
 
@@ -210,8 +214,3 @@ def _noise_of_steps(values: Sequence[float], first: int, last: int) -> tuple[flo
         return None, 1
     noise = sum((b - a) ** 2 for a, b in pairwise(values)) / (2 * (len(values) - 1))
     return (noise * (1 / first + 1 / last)) ** 0.5, max(2 * (len(values) - 1) // 3, 1)
-
-
-def _error_of_mean(steps: Sequence[Mapping[str, object]], won: bool) -> float:
-    squares = [m["game/won"] * (1 - m["game/won"]) if won else (m.get("reward/std") or 0.0) ** 2 for m in steps]
-    return sum(x / (m.get("rollout/count") or REPLIES) for x, m in zip(squares, steps)) ** 0.5 / len(steps)

@@ -56,7 +56,13 @@ _LESS_LIKELY = (
 
 def other_sampler(history: History) -> Finding | None:
     """The replies do not come from the policy's own distribution: KL is below 0, or tokens are too (un)likely."""
-    below, odd, padded = _negative_kl(history), _likelihood_gap(history), _padded_share(history)
+    below, odd, padded = _negative_kl(history), _likelihood_gap(history), 0.0
+    declared = history.declared.get("eos_token_id") or history.declared.get("stop_tokens")
+    stops = declared or history.option("sampling.stop_tokens") or ()
+    stops = {stops} if isinstance(stops, int) else set(stops)
+    if history.external and history.rows and not history.option("sampling.fixed_length"):
+        # The share of replies that go on after a stop token, where operant's own end.
+        padded = sum(any(i in stops for i in (row.get("ids") or ())[:-1]) for row in history.rows) / len(history.rows)
     evidence = [text for text in (below and below[0], odd and odd[0]) if text]
     if padded:
         evidence.append(f"{percent(padded)} of the replies go on after their end token")
@@ -104,16 +110,6 @@ def _likelihood_gap(history: History) -> tuple[str, float, int] | None:
     how = "more likely" if gap > 0 else "less likely"
     text = f"tokens are {number(abs(gap))} nats {how} than this policy's own ({abs(together):.0f} standard errors)"
     return text, gap, history.since("rollout/likelihood_z", lambda x: x * gap > 0)
-
-
-def _padded_share(history: History) -> float:
-    """Return the share of external replies that go on after a stop token. Operant's own replies end there."""
-    declared = history.declared.get("eos_token_id") or history.declared.get("stop_tokens")
-    stops = declared or history.option("sampling.stop_tokens") or ()
-    stops = {stops} if isinstance(stops, int) else set(stops)
-    if not history.external or not stops or not history.rows or history.option("sampling.fixed_length"):
-        return 0.0
-    return sum(any(i in stops for i in (row.get("ids") or ())[:-1]) for row in history.rows) / len(history.rows)
 
 
 def _external_cause(history: History, gap: float, padded: float) -> tuple[str, str]:

@@ -65,23 +65,18 @@ def empty(history: History) -> Finding | None:
         coef = history.recent("kl/coef", 1) or 0.0
         remedy = f"`--kl.coef {number(coef / 4)}`; {longer} only hides it"
     else:
-        scores = _scores_of_empty_replies(history)
-        cause = f"the reward prefers empty replies: {scores}" if scores else "an empty reply is paid as well as another"
+        scores: dict[bool, list[float]] = {True: [], False: []}  # of empty replies, and of the others
+        for row in history.rows:
+            if row.get("reward") is not None:
+                scores[collect.is_blank(str(row.get("reply") or ""))].append(float(row["reward"]))
+        blank, others = (sum(of) / len(of) if of else 0.0 for of in scores.values())
+        cause = "an empty reply is paid as well as another"
+        if all(scores.values()) and blank > others:
+            cause = "the reward prefers empty replies: "
+            cause += f"empty replies score {number(blank)}, the others {number(others)}"
         remedy = f"let the reward give empty replies its lowest score, or {longer}"
     since = history.since("text/empty", lambda x: x > EMPTY)
     return finding("empty", since, share=percent(now), cause=cause, remedy=remedy)
-
-
-def _scores_of_empty_replies(history: History) -> str | None:
-    """Return a clause that compares the scores of empty replies with the others'; None if they are not higher."""
-    scores: dict[bool, list[float]] = {True: [], False: []}
-    for row in history.rows:
-        if row.get("reward") is not None:
-            scores[collect.is_blank(str(row.get("reply") or ""))].append(float(row["reward"]))
-    blank, others = scores[True], scores[False]
-    if not blank or not others or sum(blank) / len(blank) <= sum(others) / len(others):
-        return None
-    return f"empty replies score {number(sum(blank) / len(blank))}, the others {number(sum(others) / len(others))}"
 
 
 def one_word(history: History) -> Finding | None:
