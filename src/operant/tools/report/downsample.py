@@ -109,7 +109,18 @@ class Heatmaps:
     def histogram(self, name: str) -> dict[str, object] | None:
         """Return a histogram over the steps, with columns [first row, share, share, ...]; None where no step has it."""
         found = [(step, h) for step, h in self._records("histograms", name) if sum(h["counts"])]
-        return _on_one_grid(found) if found else None
+        if not found:
+            return None
+        # Bins that are finer than the rows of this one grid are merged, coarser ones spread over its rows.
+        histograms = [h for _, h in found]
+        low, high = _range(histograms)
+        fitting = 2.0 ** math.ceil(math.log2((high - low) / ROWS))
+        width = max(fitting, statistics.median_low([h["width"] for h in histograms]))
+        width = _without_empty_rows(histograms, width, high - low)
+        start = math.floor(low / width)
+        rows = max(1, math.ceil(high / width) - start)
+        columns = [_column(h, width, start, rows) for h in histograms]
+        return {"width": width, "start": start, "rows": rows, "steps": [step for step, _ in found], "columns": columns}
 
     def blocks(self, kind: str) -> dict[str, object] | None:
         """Return `gradient`, `update` or `weight` norms: the names of the blocks, and one list of norms per step."""
@@ -130,19 +141,6 @@ class Heatmaps:
             if record := line.get(section, {}).get(name):
                 records.append((line["step"], record))
         return records
-
-
-def _on_one_grid(found: Sequence[tuple[int, Counts]]) -> dict[str, object]:
-    """Bring histograms of different widths onto one grid: finer bins are merged, coarser ones spread over its rows."""
-    histograms = [h for _, h in found]
-    low, high = _range(histograms)
-    fitting = 2.0 ** math.ceil(math.log2((high - low) / ROWS))
-    width = max(fitting, statistics.median_low([h["width"] for h in histograms]))
-    width = _without_empty_rows(histograms, width, high - low)
-    start = math.floor(low / width)
-    rows = max(1, math.ceil(high / width) - start)
-    columns = [_column(h, width, start, rows) for _, h in found]
-    return {"width": width, "start": start, "rows": rows, "steps": [step for step, _ in found], "columns": columns}
 
 
 def _without_empty_rows(histograms: Sequence[Counts], width: float, span: float) -> float:

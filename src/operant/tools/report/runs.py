@@ -161,24 +161,20 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     return record
 
 
-def differing(runs: Sequence[RunRecord]) -> list[str]:
-    """List the options that are not equal in all runs, by full name; one that a run lacks counts as different."""
-    first = runs[0].config
-    return [
-        name
-        for name in dict.fromkeys(name for run in runs for name in run.config)
-        if name not in UNIMPORTANT
-        and any(name not in run.config or name not in first or run.config[name] != first[name] for run in runs)
-    ]
-
-
 def grouped(runs: Sequence[RunRecord], axes: Sequence[str] = ()) -> list[Group]:
-    """Group runs by the options that differ; of two that have the same seed too, the second is in a group of its own.
+    """Group runs by the options that differ, or that some lack; of two that have the same seed too, the second is in a
+    group of its own.
 
     axes: options by whose values the groups are ordered, numbers by size. Without any, groups that differ in one option
     are ordered by it, and others are in the order of the runs.
     """
-    names = [name for name in differing(runs) if name != SEED]
+    first = runs[0].config
+    names = [
+        name
+        for name in dict.fromkeys(name for run in runs for name in run.config)
+        if name not in {*UNIMPORTANT, SEED}
+        and any(name not in run.config or name not in first or run.config[name] != first[name] for run in runs)
+    ]
     members: dict[tuple, list[RunRecord]] = {}
     for run in runs:
         setting = tuple((name, as_text(run.config[name])) for name in names if name in run.config)
