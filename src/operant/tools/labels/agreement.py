@@ -37,23 +37,18 @@ def alpha(units: Iterable[Sequence[object]], level: str = "nominal") -> float | 
     totals: Counter[Any] = Counter()
     for (a, _), weight in together.items():
         totals[a] += weight
-    number = sum(totals.values())
-    distance = distances(totals, level)
-    observed = sum(weight * distance[a, b] for (a, b), weight in together.items())
-    expected = sum(totals[a] * totals[b] * distance[a, b] for a in totals for b in totals)
+    number, places = sum(totals.values()), {value: value for value in totals}
+    if level == "ordinal":  # a value's place is how many are below it
+        places = dict[Any, Any]()
+        for value in sorted(totals):
+            places[value] = sum(totals[v] for v in places) + totals[value] / 2
+
+    def distance(a: object, b: object) -> float:
+        return float(a != b) if level == "nominal" else float(places[a] - places[b]) ** 2
+
+    observed = sum(weight * distance(a, b) for (a, b), weight in together.items())
+    expected = sum(totals[a] * totals[b] * distance(a, b) for a in totals for b in totals)
     return 1 - (number - 1) * observed / expected if expected else None
-
-
-def distances(totals: Mapping[object, float], level: str) -> dict[tuple[object, object], float]:
-    """The squared difference of any two values. totals: how often each occurs, which ordinal distances are made of."""
-    if level == "nominal":
-        return {(a, b): float(a != b) for a in totals for b in totals}
-    if level == "interval":
-        return {(a, b): float(a - b) ** 2 for a in totals for b in totals}
-    below: dict[Any, float] = {}
-    for value in sorted(totals):
-        below[value] = sum(totals[v] for v in below) + totals[value] / 2
-    return {(a, b): (below[a] - below[b]) ** 2 for a in totals for b in totals}
 
 
 def units(labels: Sequence[Label], kind: str, counts: Mapping[str, int]) -> list[list[object]]:
@@ -109,17 +104,14 @@ def circles(labels: Sequence[Label], store: Store) -> tuple[int, int]:
         pairs = {(texts[i], texts[j]) for i, j in ordered_pairs(label.answer, len(texts)) if texts[i] != texts[j]}
         votes[as_text(item.prompt)].update(pairs)
         by_one[label.labeller, as_text(item.prompt)] |= pairs
-    both = sum((b, a) in pairs for pairs in by_one.values() for a, b in pairs if a < b)
-    return sum(map(is_circular, votes.values())), both
-
-
-def is_circular(votes: Mapping[tuple[str, str], int]) -> bool:
-    """Whether the majorities of pairs go in a circle: no order of the replies agrees with all of them."""
-    above = {pair for pair, number in votes.items() if number > votes.get((pair[1], pair[0]), 0)}
-    left = {reply for pair in above for reply in pair}
-    while best := {reply for reply in left if not any((other, reply) in above for other in left)}:
-        left -= best
-    return bool(left)
+    circular = 0
+    for of_prompt in votes.values():
+        above = {(a, b) for (a, b), number in of_prompt.items() if number > of_prompt[b, a]}
+        left = {reply for pair in above for reply in pair}
+        while best := {reply for reply in left if not any((other, reply) in above for other in left)}:
+            left -= best
+        circular += bool(left)  # no order of these agrees with all majorities
+    return circular, sum((b, a) in pairs for pairs in by_one.values() for a, b in pairs if a < b)
 
 
 def agreement(store: Store) -> tuple[list[str], list[dict[str, str]]]:

@@ -131,22 +131,18 @@ class LabelServer(Listener):
         seconds = float(seconds) if type(seconds) in (int, float) and math.isfinite(seconds) else None
         if answer is not None:
             places = order(name, item.id, count)
-            answer = moved(self.answer_of_the_page(answer, count), [places.index(i) for i in range(count)])
+            checked, field = checked_answer(answer, count), KINDS[self.store.kind]
+            if field not in checked and not ("ranks" in checked and (field == "best" or "all_bad" in checked)):
+                raise OperantError(f"labels are of kind {self.store.kind} now: load the page again")
+            if any(not 1 <= rating <= SCALE for rating in checked.get("ratings", ()) if rating is not None):
+                raise OperantError(f"ratings are from 1 to {SCALE}")
+            answer = moved(checked, [places.index(i) for i in range(count)])
         before = [label.number for label in self.store.labels_of(item.id) if label.labeller == name]
         seconds = None if seconds is None else min(max(seconds, 0.0), LONGEST_LOOK)
         label = self.store.add_label(item.id, name, answer, seconds=seconds, key=f"page {name} {key}")
         again = before not in ([], [label.number])
         notice = "You had labelled this one already; your new label counts." if again else ""
         return self.next(name, asked) | {"stored": label.number, "notice": notice}
-
-    def answer_of_the_page(self, answer: object, count: int) -> dict[str, Any]:
-        """An answer of the kind that this page asks for, as shown."""
-        checked, field = checked_answer(answer, count), KINDS[self.store.kind]
-        if field not in checked and not ("ranks" in checked and (field == "best" or "all_bad" in checked)):
-            raise OperantError(f"labels are of kind {self.store.kind} now: load the page again")
-        if any(not 1 <= rating <= SCALE for rating in checked.get("ratings", ()) if rating is not None):
-            raise OperantError(f"ratings are from 1 to {SCALE}")
-        return checked
 
     def undo(self, name: str, asked: Mapping[str, object]) -> dict[str, Any]:
         number, last = asked.get("label"), self.store.last(name)
