@@ -63,12 +63,20 @@ def with_configuration(config: object, given: Mapping[str, object]) -> dict[str,
     values = {name: literal(code) for name, code in found.values.items()}
     step = fields["per_device_train_batch_size"] * fields.get("gradient_accumulation_steps", 1) * devices
     each = values["batch"] / step * fields.get("num_iterations", 1)  # optimizer steps of a batch
-    limit = fields["max_steps"]
-    steps = limit / each if limit > 0 else _of_epochs(kind, fields, given.get("tasks"), values)
+    if (steps := fields["max_steps"] / each) <= 0:
+        tasks, epochs = given.get("tasks"), fields["num_train_epochs"]
+        if not isinstance(tasks, Sized) or isinstance(tasks, str):
+            raise OperantError(
+                f"{kind}Config: num_train_epochs={epochs} of tasks whose number is not known ({shown(tasks)}): give "
+                "max_steps, or the tasks as a list"
+            )
+        steps = epochs * len(tasks) * values.get("samples", 1) / values["batch"]
     values["steps"] = max(1, math.ceil(steps))
     if (warmup := fields.get("warmup_steps") or 0) >= 1 and fields.get("lr_scheduler_type") != "constant":
         values["optimizer.warmup"] = min(1.0, warmup / (steps * each))
-    ours = {name: x for name, x in _other_than_ours(values, algorithm).items() if not _is_given(name, given)}
+    values = _other_than_ours(values, algorithm)
+    grouped = {f"{group}.{name}" for group, own in given.items() if isinstance(own, Mapping) for name in own}
+    ours = {n: x for n, x in values.items() if n.rpartition(".")[2] not in given and n not in grouped}
     arguments = {"algorithm": algorithm} | ours | dict(given)
     if fields.get("reward_weights") is not None:
         arguments["reward"] = _weighted(kind, fields["reward_weights"], given.get("reward"))
@@ -120,16 +128,6 @@ def _usual(config: object) -> dict[str, object]:
         return {field.name: _plain(field.default) for field in dataclasses.fields(config)}
 
 
-def _of_epochs(kind: str, fields: Mapping[str, object], tasks: object, values: Mapping[str, object]) -> float:
-    """Steps of the passes over the tasks. Raises: OperantError for tasks whose number is not known."""
-    if not isinstance(tasks, Sized) or isinstance(tasks, str):
-        raise OperantError(
-            f"{kind}Config: num_train_epochs={fields['num_train_epochs']} of tasks whose number is not known "
-            f"({shown(tasks)}): give max_steps, or the tasks as a list"
-        )
-    return fields["num_train_epochs"] * len(tasks) * values.get("samples", 1) / values["batch"]
-
-
 def _other_than_ours(values: Mapping[str, object], algorithm: str) -> dict[str, object]:
     """The values that are not operant's defaults anyway."""
     schema = config_schema(algorithm)
@@ -137,13 +135,6 @@ def _other_than_ours(values: Mapping[str, object], algorithm: str) -> dict[str, 
     usual |= named.resolve(schema, dict(find(algorithm).defaults))
     always = ("batch", "steps", "out")
     return {name: x for name, x in values.items() if name in always or name not in usual or usual[name] != x}
-
-
-def _is_given(name: str, given: Mapping[str, object]) -> bool:
-    """Whether the arguments have an option by its short name, or in the mapping of its group."""
-    group, _, short = name.rpartition(".")
-    inside = given.get(group)
-    return short in given or (isinstance(inside, Mapping) and short in inside)
 
 
 def _weighted(kind: str, weights: object, reward: object) -> object:

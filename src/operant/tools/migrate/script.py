@@ -68,7 +68,13 @@ class _Script(TrlxCalls):
             self.meaning(call.func).endswith("WithValueHead.from_pretrained") for call in self.calls
         )
         native, trainers, configurations = set[str](), set[str](), dict[str, list[Configuration]]()
-        derived, trained = self._derived(), self._trained()
+        # What begins the names of the trainers that classes of the script derive from.
+        bases = (self.meaning(base.value).rpartition(".")[2] for made in self.classes for base in made.bases)
+        derived = {name.removesuffix("Trainer") for name in bases if name.endswith("Trainer")}
+        # The method of the first trainer of TRL, whose arguments may be transformers' own.
+        names = (self.meaning(call.func) for call in self.calls)
+        kinds = [name.rpartition(".")[2].removesuffix("Trainer") for name in names if name.startswith("trl.")]
+        trained = next((ALGORITHMS[kind] for kind in kinds if kind in ALGORITHMS and kind != "PPO"), "")
         for call in sorted(self.calls, key=self._is_trainer):  # a configuration may stand in its call
             meaning = self.meaning(call.func)
             library, short = meaning.split(".")[0], meaning.rpartition(".")[2]
@@ -100,18 +106,6 @@ class _Script(TrlxCalls):
         kept = self._mentions(native, old_loop) | {f"{kind}{end}" for kind in derived for end in ("Config", "Trainer")}
         for statement in self.uses:
             self._import(statement, native, kept, old_loop)
-
-    def _derived(self) -> set[str]:
-        """What begins the names of the trainers that classes of the script derive from."""
-        bases = [base for made in self.classes for base in made.bases]
-        names = [self.meaning(base.value).rpartition(".")[2] for base in bases]
-        return {name.removesuffix("Trainer") for name in names if name.endswith("Trainer")}
-
-    def _trained(self) -> str:
-        """The method of the script's first trainer of TRL, whose arguments may be transformers' own; empty: none."""
-        names = [self.meaning(call.func) for call in self.calls]
-        kinds = [name.rpartition(".")[2].removesuffix("Trainer") for name in names if name.startswith("trl.")]
-        return next((ALGORITHMS[kind] for kind in kinds if kind in ALGORITHMS and kind != "PPO"), "")
 
     def _mentions(self, native: set[str], old_loop: bool) -> set[str]:
         """Change annotations with the classes that were moved; the classes that the script has other uses for."""
