@@ -118,7 +118,7 @@ class PreTrainedModelWrapper(nn.Module):
         require(reward is None or isinstance(reward, str), "reward_adapter: give the folder or name as a text")
         if isinstance(name, (str, Path)):
             name = str(name)
-            model, loaded = cls._load(name, model_args, _quantised(kwargs), trainable), cls._head(name, kwargs)
+            model, loaded = cls._load(name, model_args, kwargs, trainable), cls._head(name, kwargs)
         elif isinstance(name, nn.Module) and hasattr(name, "config"):
             model, loaded = name, {k: x for k, x in name.state_dict().items() if k.startswith("v_head.")}
         else:
@@ -143,7 +143,20 @@ class PreTrainedModelWrapper(nn.Module):
 
     @classmethod
     def _load(cls, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], trainable: bool) -> Any:
-        """The transformers model, in an adapter where the folder or repository has one."""
+        """The transformers model, in an adapter where the folder or repository has one.
+
+        Raises: OperantError for load_in_8bit and load_in_4bit where they cannot work.
+        """
+        asked = {key: kwargs.pop(key) for key in ("load_in_8bit", "load_in_4bit") if key in kwargs}
+        if key := next((key for key, value in asked.items() if value), None):
+            from transformers import BitsAndBytesConfig
+            from transformers.utils import is_bitsandbytes_available
+
+            if not (torch.cuda.is_available() and is_bitsandbytes_available()):
+                why = 'needs a GPU and bitsandbytes: pip install "operant[quantise]", or leave it out'
+                raise OperantError(f"{key}=True {why}")
+            kwargs.setdefault("device_map", {"": torch.cuda.current_device()})
+            kwargs = kwargs | {"quantization_config": BitsAndBytesConfig(**asked)}
         if "quantization_config" not in kwargs:  # weights came in float32 then; today's transformers asks their file
             kwargs["dtype"] = kwargs.pop("torch_dtype", kwargs.get("dtype", torch.float32))
         if _file(name, "adapter_config.json", kwargs.get("token")) is None:
@@ -294,21 +307,6 @@ def _file(name: str, file: str, token: Any = None) -> str | None:
 
     quiet = ("missing_entries", "connection_errors", "gated_repo")
     return cached_file(name, file, token=token, **{f"_raise_exceptions_for_{what}": False for what in quiet})
-
-
-def _quantised(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """transformers' arguments for load_in_8bit and load_in_4bit. Raises: OperantError where they cannot work."""
-    asked = {key: kwargs.pop(key) for key in ("load_in_8bit", "load_in_4bit") if key in kwargs}
-    if not any(asked.values()):
-        return kwargs
-    from transformers import BitsAndBytesConfig
-    from transformers.utils import is_bitsandbytes_available
-
-    key = next(key for key, value in asked.items() if value)
-    if not (torch.cuda.is_available() and is_bitsandbytes_available()):
-        raise OperantError(f'{key}=True needs a GPU and bitsandbytes: pip install "operant[quantise]", or leave it out')
-    kwargs.setdefault("device_map", {"": torch.cuda.current_device()})
-    return kwargs | {"quantization_config": BitsAndBytesConfig(**asked)}
 
 
 def add_reward_adapter(model: Any, adapter: str, name: str) -> nn.Linear:
