@@ -62,16 +62,15 @@ def _command(listed: dict[str, Any]) -> Command:
     options = listed.pop("options", {})
     for group in listed.pop("shares", ()):
         options |= _SHARED[group]
-    return Command(**listed, options={name: _argument(option) for name, option in options.items()})
-
-
-def _argument(option: str | Sequence[str]) -> dict[str, Any]:
-    """An option of the file as `add_argument` takes it."""
-    if isinstance(option, str):
-        return {"action": "store_true", "help": option}
-    value, text, *several = option
-    settings = {"metavar": value.strip("[]"), "help": text} | ({"action": "append"} if several else {})
-    return settings | {"nargs": "?", "const": True} if value.startswith("[") else settings
+    taken = dict[str, dict[str, Any]]()
+    for name, option in options.items():
+        if isinstance(option, str):
+            taken[name] = {"action": "store_true", "help": option}
+        else:
+            value, text, *several = option
+            taken[name] = {"metavar": value.strip("[]"), "help": text} | ({"action": "append"} if several else {})
+            taken[name] |= {"nargs": "?", "const": True} if value.startswith("[") else {}
+    return Command(**listed, options=taken)
 
 
 COMMANDS = {name: _command(listed) for name, listed in _LISTED.items()}
