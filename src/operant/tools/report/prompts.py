@@ -80,17 +80,13 @@ def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
             note = f"the baseline {name!r} is left out: {error}"
             run.folder.log_message(note)
             run.trackers.note(note)
+    texts = {"train": len(train), "test": len(held_out), "of": held_out.name, "held_out": bool(run.parts.held_out)}
     return {
         "task_model": reward.model.name,
         "template": template.text,
         "words": list(words),
         "set": train.name,
-        "texts": {
-            "train": len(train),
-            "test": len(held_out),
-            "of": held_out.name,
-            "held_out": bool(run.parts.held_out),
-        },
+        "texts": texts,
         **known,
         "length": length,
         "calls": calls,
@@ -238,13 +234,8 @@ def outcome(found: Mapping[str, Any]) -> Mapping[str, object]:
         rows.append({"from": f"{one['source']}, {when}", **known, "paste": paste})
     for row in (Baseline(**row) for row in found["baselines"]):
         lead = template.behind(row.detail.get("examples", "") if row.name == "in-context" else "")
-        known = {
-            "text": row.prompt,
-            "train": row.train,
-            "test": row.test,
-            "score": short(row.score),
-            "calls": row.calls,
-        }
+        known = {"text": row.prompt, "train": row.train, "test": row.test}
+        known |= {"score": short(row.score), "calls": row.calls}
         # What answers by a trained head is no text to paste.
         paste = None if row.name == "head" else lead.render(row.prompt, "{sentence}", "{mask}")
         rows.append({"from": name_of(row), "baseline": True, **known, "paste": paste})

@@ -140,7 +140,19 @@ def _sample(tables: Mapping[int, "pa.Table"], most: int) -> Columns:
 def _add_tokens(data: dict[str, Any], folder: Path, read: Reader, budget: int) -> int:
     """Embed the tokens that fit into the budget of bytes; returns how many rows of `replies` have them."""
     budget -= size(data)
-    targets = _token_targets(data, folder)
+    # (Probe side or chunk of replies to add tokens to, its file, rows of the file): first the newest probes and the
+    # reference's, then the newest and the first replies, then the others.
+    found, replies, sides, chunks = data["probes"], data["replies"]["rows"], [], []
+    if found:
+        paths = parquet.steps(folder / "probes")
+        sides = [(side, paths[step], side["row"]) for step, side in zip(found["steps"], found["policy"])][::-1]
+        if found["reference"]:
+            sides.insert(1, (found["reference"], folder / "probes" / "reference.parquet", found["reference"]["row"]))
+    paths = parquet.steps(folder / "rollouts")
+    for step in dict.fromkeys(reversed(replies["step"])):
+        first, n = replies["step"].index(step), replies["step"].count(step)
+        chunks.append(({"first": first}, paths.get(step, folder), replies["row"][first : first + n]))
+    targets = [*sides[:2], *chunks[:1], *chunks[-1:][: len(chunks) - 1], *sides[2:], *chunks[1:-1]]
     for target, path, rows in targets:
         known = read(parquet.tokens, path, [row for row in rows if row is not None])
         if known is None or not any(row["tokens"] for row in known):
@@ -152,28 +164,9 @@ def _add_tokens(data: dict[str, Any], folder: Path, read: Reader, budget: int) -
         if budget < 0:
             break
         target["token_columns"] = columns
-    chunks = [target for target, _, _ in targets if "first" in target and "token_columns" in target]
-    data["replies"]["token_chunks"] = sorted(chunks, key=lambda chunk: chunk["first"])
-    return sum(len(chunk["token_columns"]["tokens"]) for chunk in chunks)
-
-
-def _token_targets(data: dict[str, Any], folder: Path) -> list[tuple[dict[str, Any], Path, list[int | None]]]:
-    """List (probe side or chunk of replies to add tokens to, its file, rows of the file) in the order of priority.
-
-    First come the newest probes and the reference's, then the newest and the first replies, then the others.
-    """
-    found, rows = data["probes"], data["replies"]["rows"]
-    sides = []
-    if found:
-        paths = parquet.steps(folder / "probes")
-        sides = [(side, paths[step], side["row"]) for step, side in zip(found["steps"], found["policy"])][::-1]
-        if found["reference"]:
-            sides.insert(1, (found["reference"], folder / "probes" / "reference.parquet", found["reference"]["row"]))
-    paths, chunks = parquet.steps(folder / "rollouts"), []
-    for step in dict.fromkeys(reversed(rows["step"])):
-        first, n = rows["step"].index(step), rows["step"].count(step)
-        chunks.append(({"first": first}, paths.get(step, folder), rows["row"][first : first + n]))
-    return [*sides[:2], *chunks[:1], *chunks[-1:][: len(chunks) - 1], *sides[2:], *chunks[1:-1]]
+    filled = [chunk for chunk, _, _ in chunks if "token_columns" in chunk]
+    data["replies"]["token_chunks"] = sorted(filled, key=lambda chunk: chunk["first"])
+    return sum(len(chunk["token_columns"]["tokens"]) for chunk in filled)
 
 
 def _summary(data: dict[str, Any], with_tokens: int, run: str) -> str:
