@@ -99,7 +99,15 @@ def items_of(rows: Iterable[tuple[object, str]]) -> list[Item]:
         else:
             merge(whole, item_of_row(row, where), where)
     for group in single.values():
-        merge(whole, item_of_group(group), group[0][1])
+        (first, where), prompts = group[0], {json.dumps(row.get("prompt"), sort_keys=True) for row, _ in group}
+        why = f"rows of the id {shown(first.get('id'))} have different prompts; correct the ids"
+        require(len(prompts) == 1, f"{where}: {why}")
+        why = "there is a reply and no prompt; add the prompt, an empty text if there was none"
+        require("prompt" in first, f"{where}: {why}")
+        prompt, replies = plain(first["prompt"], where), tuple(plain(row["reply"], place) for row, place in group)
+        sources = tuple(str(row["source"]) if "source" in row else None for row, _ in group)
+        item = Item(_id(first, prompt, replies), prompt, replies, sources if any(sources) else ())
+        merge(whole, item, where)
     return [item for item, _ in whole.values()]
 
 
@@ -140,17 +148,6 @@ def item_of_row(row: Mapping[str, object], where: str) -> Item:
         raise OperantError(f"{where}: sources is {shown(sources)}; it must be a list with a name for each reply")
     sources = tuple(None if source is None else str(source) for source in sources)
     return Item(_id(row, prompt, replies), prompt, replies, sources, tuple(given))
-
-
-def item_of_group(group: Sequence[tuple[Mapping[str, object], str]]) -> Item:
-    (first, where), prompts = group[0], {json.dumps(row.get("prompt"), sort_keys=True) for row, _ in group}
-    if len(prompts) > 1:
-        raise OperantError(f"{where}: rows of the id {shown(first.get('id'))} have different prompts; correct the ids")
-    if "prompt" not in first:
-        raise OperantError(f"{where}: there is a reply and no prompt; add the prompt, an empty text if there was none")
-    prompt, replies = plain(first["prompt"], where), tuple(plain(row["reply"], place) for row, place in group)
-    sources = tuple(str(row["source"]) if "source" in row else None for row, _ in group)
-    return Item(_id(first, prompt, replies), prompt, replies, sources if any(sources) else ())
 
 
 def _id(row: Mapping[str, object], prompt: Content, replies: Sequence[Content]) -> str:
