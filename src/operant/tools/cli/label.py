@@ -88,14 +88,9 @@ def serve(path: Path, options: Options) -> int:
                 server.run()
             except KeyboardInterrupt:
                 print()
-        print(ending(store))
+        counts, end = store.counts(), f"no labels yet in {store.path}; the same command continues"
+        if counts["labels"]:
+            end = f"{counted(counts['labels'], 'label')} by {counted(counts['labellers'], 'labeller')} in {store.path}"
+            end += f"; export with: operant label {store.path} --export labels.jsonl"
+        print(end)
     return 0
-
-
-def ending(store: Store) -> str:
-    """What there is in the end, and what to do with it."""
-    counts = store.counts()
-    if not counts["labels"]:
-        return f"no labels yet in {store.path}; the same command continues"
-    what = f"{counted(counts['labels'], 'label')} by {counted(counts['labellers'], 'labeller')} in {store.path}"
-    return f"{what}; export with: operant label {store.path} --export labels.jsonl"

@@ -44,7 +44,11 @@ def score_samples(words: Sequence[str], options: Options) -> int:
     tasks = tasks_of(options)
     refuse(options, options, f" is about models that write, and {name} is a file of samples: leave it out")
     samples = samples_of(name, tasks)
-    metrics = metrics_of(asked, min(Counter(task.id for _, task in samples).values()))
+    least = min(Counter(task.id for _, task in samples).values())
+    metrics = [*chosen(asked)] if asked is not None else [k for k in USUAL if int(k.partition("@")[2]) <= least]
+    if odd := next((one for one in metrics if numbers_in(one) is None), None):
+        raise OperantError(f"--metrics {shown(odd)[1:-1]}: samples are scored by pass@k and n@k, as in pass@1,pass@10")
+    check_samples(metrics, least, "add samples, or ask for less than k = ")
     verdicts = Verdicts(search_asked({"jail": limits}).jail)
     print(f"jail: {verdicts.jail.describe()}", file=sys.stderr)
     right = judged(samples, verdicts)
@@ -87,17 +91,6 @@ def samples_of(name: str, tasks: Sequence[Task]) -> list[tuple[Row, Task]]:
         how = "add some, or leave these tasks out of the file of tasks"
         raise OperantError(f"{name}: {len(missing)} of {len(tasks)} tasks, first {missing[0]!r}, have no sample: {how}")
     return samples
-
-
-def metrics_of(asked: object, least: int) -> list[str]:
-    """The names of the numbers that are asked for, or the usual ones. least: samples of the task that has fewest."""
-    if asked is None:
-        return [one for one in USUAL if int(one.partition("@")[2]) <= least]
-    names = [*chosen(asked)]
-    if odd := next((one for one in names if numbers_in(one) is None), None):
-        raise OperantError(f"--metrics {shown(odd)[1:-1]}: samples are scored by pass@k and n@k, as in pass@1,pass@10")
-    check_samples(names, least, "add samples, or ask for less than k = ")
-    return names
 
 
 def judged(samples: Sequence[tuple[Row, Task]], verdicts: Verdicts, *, examples: bool = False) -> list[Verdict]:
