@@ -363,20 +363,10 @@ class PPOTrainer:
         timing["optimize_step"], clock = time.time() - clock, time.time()
         for name in ("policy/advantages", "policy/ratio"):  # of all tokens, not their mean over minibatches
             train_stats[name] = train_stats[name].flatten()[None]
-        stats = stats_to_np(
-            self.record_step_stats(
-                scores=used,
-                logprobs=logprobs,
-                ref_logprobs=ref_logprobs,
-                non_score_reward=non_score_reward,
-                train_stats=train_stats,
-                kl_coef=self.kl_ctl.value,
-                masks=masks,
-                queries=queries,
-                responses=responses,
-                kls=kls,
-            )
-        )
+        data = {"scores": used, "logprobs": logprobs, "ref_logprobs": ref_logprobs, "masks": masks, "kls": kls}
+        data |= {"queries": queries, "responses": responses, "train_stats": train_stats}
+        data["non_score_reward"] = non_score_reward
+        stats = stats_to_np(self.record_step_stats(self.kl_ctl.value, **data))
         timing["calc_stats"] = time.time() - clock
         stats["ppo/learning_rate"] = self.optimizer.param_groups[0]["lr"]
         self.kl_ctl.update(float(stats["objective/kl"]), config.batch_size)
