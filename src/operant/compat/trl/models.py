@@ -80,10 +80,8 @@ class PreTrainedModelWrapper(nn.Module):
             setattr(self, f"is_loaded_in_{size}", bool(getattr(pretrained_model, f"is_loaded_in_{size}", False)))
         head = pretrained_model.get_output_embeddings()
         if head is None:
-            raise OperantError(
-                f"a {type(pretrained_model).__name__} has no language model head: load it with "
-                f"{self.transformers_parent_class.__name__}"
-            )
+            auto = self.transformers_parent_class.__name__
+            raise OperantError(f"a {type(pretrained_model).__name__} has no language model head: load it with {auto}")
         self.v_head = SummaryHead(self.config, summary_dropout_prob=summary_dropout_prob, width=head.weight.shape[-1])
         if v_head_init_strategy == "normal":
             nn.init.normal_(self.v_head.summary.weight, std=v_head_initializer_range)

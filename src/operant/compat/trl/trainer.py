@@ -697,9 +697,6 @@ def _accelerator(config: PPOConfig) -> Any:
         project_config=ProjectConfiguration(**config.project_kwargs),
         **config.accelerator_kwargs,
     )
-    if made.num_processes > 1:
-        raise OperantError(
-            f"{made.num_processes} processes: TRL's old loop runs in one here; operant.train does this on several "
-            "GPUs, under torchrun (docs/scale.md)"
-        )
+    how = "operant.train does this on several GPUs, under torchrun (docs/scale.md)"
+    require(made.num_processes <= 1, f"{made.num_processes} processes: TRL's old loop runs in one here; {how}")
     return made

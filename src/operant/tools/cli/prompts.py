@@ -56,9 +56,8 @@ def search(words: Sequence[str], options: Options) -> int:
     if source is not None:
         model = task_model(source)
         if not isinstance(model, TransformerTaskModel):
-            raise OperantError(
-                f"--vocabulary {source}: a function has no tokens: name a model, as in --vocabulary ./gpt2"
-            )
+            how = "name a model, as in --vocabulary ./gpt2"
+            raise OperantError(f"--vocabulary {source}: a function has no tokens: {how}")
         own["vocabulary"] = Vocabulary(model.tokenizer)
     rows = compare(setting, None if names is None else names.split(","), **own)
     cells = [("prompt", "from", "seed", "calls", f"train ({len(setting.train)})", f"held-out ({len(setting.test)})")]

@@ -180,10 +180,8 @@ def win_rates(store: Store) -> list[dict[str, str]]:
             if source is not None and source != first and x is not None:
                 compared[source][item.id] += [(x > y) + 0.5 * (x == y) for y in mine if not (picked and x == y)]
     if not any(any(of_item.values()) for of_item in compared.values()):
-        raise OperantError(
-            f"{store.path} has no comparison of two sources: label rows with `sources`, as `operant eval --label` and "
-            "`operant generate --out` write them, by --kind pick, rank or rate"
-        )
+        how = "label rows with `sources`, as `operant eval --label` and `operant generate --out` write them"
+        raise OperantError(f"{store.path} has no comparison of two sources: {how}, by --kind pick, rank or rate")
     table = [{"source": next(iter(sources)), "preferred to the first": "", "95 %": "", "prompts": ""}]
     for source, of_items in compared.items():
         shares = [fmean(known) for known in of_items.values() if known]

@@ -73,10 +73,8 @@ class Humans:
             judged = items.setdefault(item.id, (item, []))[1]  # equal replies to equal prompts are one item
             judged += [(place, different.index(rollouts[place].reply)) for place in places]
         if together and all(len(places) == 1 for places in groups.values()):
-            raise OperantError(
-                f"humans:{self.path} of kind {store.kind} compares replies to one prompt, and there is one of each: "
-                "set samples to 2 or more, or kind to rate or good"
-            )
+            alone = f"humans:{self.path} of kind {store.kind} compares replies to one prompt, and there is one of each"
+            raise OperantError(f"{alone}: set samples to 2 or more, or kind to rate or good")
         store.add_items([item for item, _ in items.values()])
         given = self._wait(store, list(items))
         if items and not any(given.values()):

@@ -132,10 +132,8 @@ def item_of_row(row: Mapping[str, object], where: str) -> Item:
             raise OperantError(f"{where}: replies is {shown(replies)}; it must be a list of texts or of messages")
     else:
         fields = shown(", ".join(map(str, row)) or "none", 300)[1:-1]
-        raise OperantError(
-            f"{where}: the fields are {fields}; a row has prompt and replies, prompt and reply, or prompt, chosen and "
-            "rejected"
-        )
+        forms = "prompt and replies, prompt and reply, or prompt, chosen and rejected"
+        raise OperantError(f"{where}: the fields are {fields}; a row has {forms}")
     given = []
     if answer or row.get("all_bad"):
         answer |= {field: row[field] for field in ("all_bad", "comment") if row.get(field)}

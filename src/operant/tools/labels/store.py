@@ -86,11 +86,8 @@ class Store:
         if overlap is not None and overlap < 1:
             raise OperantError(f"overlap={overlap}: it must be at least 1, the number of people who label an item")
         if not self.path.exists():
-            if not create:
-                raise OperantError(
-                    f"there is no database {self.path}; operant label replies.jsonl makes one, "
-                    "and --kind pick an empty one that a run fills"
-                )
+            how = "operant label replies.jsonl makes one, and --kind pick an empty one that a run fills"
+            require(create, f"there is no database {self.path}; {how}")
             try:  # readable by its owner alone: it will hold the token of the page
                 with suppress(FileExistsError):
                     os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -116,10 +113,9 @@ class Store:
         if tables and application != APPLICATION:
             raise OperantError(f"{self.path} is a database of something else; choose another file")
         if tables and version != VERSION:
-            raise OperantError(
-                f"{self.path} is a database of labels of version {version}, and this operant reads version {VERSION}: "
-                "use the operant that wrote it, or export its labels there and import them here"
-            )
+            other = f"a database of labels of version {version}, and this operant reads version {VERSION}"
+            how = "use the operant that wrote it, or export its labels there and import them here"
+            raise OperantError(f"{self.path} is {other}: {how}")
         self._connection.execute("PRAGMA journal_mode = WAL")
         with self._writing():
             if not self._value("SELECT count(*) FROM sqlite_master"):
@@ -160,17 +156,12 @@ class Store:
                 if len(item.replies) < 2 and self.kind in ("pick", "rank"):
                     raise OperantError(f"item {shown(item.id)} has one reply, and --kind {self.kind} needs two; "
                                        "use --kind good or rate")  # fmt: skip
-                if gold and not item.given:
-                    raise OperantError(
-                        f"gold item {shown(item.id)} has no answer: give it one of {', '.join(KINDS.values())}, or "
-                        "chosen and rejected"
-                    )
+                one = f"one of {', '.join(KINDS.values())}, or chosen and rejected"
+                require(not gold or item.given, f"gold item {shown(item.id)} has no answer: give it {one}")
                 row = self._row("SELECT number, content FROM items WHERE id = ?", item.id)
                 if row is not None and row["content"] != item.content():
-                    raise OperantError(
-                        f"the id {shown(item.id)} has other replies in {self.path}; give the new ones another id, or "
-                        "choose another file"
-                    )
+                    how = "give the new ones another id, or choose another file"
+                    raise OperantError(f"the id {shown(item.id)} has other replies in {self.path}; {how}")
                 if row is not None:  # it is added again because labels are wanted
                     self._connection.execute("UPDATE items SET closed = NULL WHERE id = ?", (item.id,))
                 else:

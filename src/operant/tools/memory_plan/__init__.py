@@ -176,10 +176,8 @@ def measure(config: Config, *, ranks: int = 1, gpu: bool = False) -> MeasuredRun
     Raises: OperantError as `plan`.
     """
     if named_parts.is_object("policy", config.train.policy):
-        raise OperantError(
-            f"policy {shown(config.train.policy)} is made by a class or function, whose memory cannot be estimated "
-            "before it runs: plan the model that it is built on with --policy"
-        )
+        why = "whose memory cannot be estimated before it runs: plan the model that it is built on with --policy"
+        raise OperantError(f"policy {shown(config.train.policy)} is made by a class or function, {why}")
     model_config = config_of(config.train.policy)
     tokenizer = config.learner["model"].templated(tokenizer_of(config.train.policy))
     shape = shape_of(config, lengths_of(config, model_config, tokenizer), ranks)
@@ -188,10 +186,8 @@ def measure(config: Config, *, ranks: int = 1, gpu: bool = False) -> MeasuredRun
         model = MemoryModel(model_config, config, memory)
         given = find(config.train.algorithm).rows["with_replies"]  # the longest reply may be to another prompt
         if not given and (why := model.policy.misfit(shape.prompt, shape.reply)) is not None:
-            raise OperantError(
-                f"{shown(config.train.policy)}: the longest prompt {why}; plan others with --prompt-tokens or "
-                "--sampling.max-tokens"
-            )
+            how = "plan others with --prompt-tokens or --sampling.max-tokens"
+            raise OperantError(f"{shown(config.train.policy)}: the longest prompt {why}; {how}")
         classifiers = _classifiers(config.train.reward, config.parts.get("reward", {}))
         here = [c for c in classifiers if gpu or torch.device(c.device).type == device.type]
         judges = sum(classifier_memory(c, shape.prompt + shape.reply, memory) for c in here)

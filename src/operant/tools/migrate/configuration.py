@@ -66,10 +66,8 @@ def with_configuration(config: object, given: Mapping[str, object]) -> dict[str,
     if (steps := fields["max_steps"] / each) <= 0:
         tasks, epochs = given.get("tasks"), fields["num_train_epochs"]
         if not isinstance(tasks, Sized) or isinstance(tasks, str):
-            raise OperantError(
-                f"{kind}Config: num_train_epochs={epochs} of tasks whose number is not known ({shown(tasks)}): give "
-                "max_steps, or the tasks as a list"
-            )
+            unknown = f"num_train_epochs={epochs} of tasks whose number is not known ({shown(tasks)})"
+            raise OperantError(f"{kind}Config: {unknown}: give max_steps, or the tasks as a list")
         steps = epochs * len(tasks) * values.get("samples", 1) / values["batch"]
     values["steps"] = max(1, math.ceil(steps))
     if (warmup := fields.get("warmup_steps") or 0) >= 1 and fields.get("lr_scheduler_type") != "constant":
@@ -141,9 +139,8 @@ def _weighted(kind: str, weights: object, reward: object) -> object:
     """The rewards, each with its weight."""
     rewards = list(reward) if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
     if len(rewards) != len(weights) or isinstance(reward, Mapping):
-        raise OperantError(
-            f"{kind}Config: reward_weights={shown(weights)} for {shown(reward)}: give a list of rewards, one a weight"
-        )
+        what = f"reward_weights={shown(weights)} for {shown(reward)}"
+        raise OperantError(f"{kind}Config: {what}: give a list of rewards, one a weight")
     summed = dict.fromkeys(rewards, 0.0)
     for one, weight in zip(rewards, weights):
         summed[one] += float(weight)

@@ -54,9 +54,8 @@ def moved(text: str, name: str) -> str:
     try:
         ast.parse(new)
     except SyntaxError as error:
-        raise OperantError(
-            f"{name} cannot be moved: line {error.lineno} would not be Python; see docs/from-trl.md"
-        ) from error
+        why = f"line {error.lineno} would not be Python; see docs/from-trl.md"
+        raise OperantError(f"{name} cannot be moved: {why}") from error
     return new
 
 
