@@ -25,6 +25,8 @@ from operant.runs.resume import Change, go_on, stored_options
 from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import newest_whole
 from operant.tools.cli import main
+from operant.tools.diagnosis import read_history
+from operant.tools.diagnosis.progress import progress
 
 
 def again(out, reward=count_a, **given):
@@ -273,6 +275,18 @@ def test_metrics_that_a_resume_adds_keep_the_evaluation_before(tmp_path):
     first = train(model(), rows, **SMALL | given | {"steps": 1})
     run = train(model(), rows, resume=True, steps=2, **given, **{"evaluation.metrics": "distinct"})
     assert run.before.loss == first.before.loss > run.after.loss and len(run.after.rollouts) == 5
+
+
+def test_scores_of_another_reward_or_metric_are_not_compared(tmp_path):
+    given = {"tokenizer": letters(), "evaluate": TASKS, "out": tmp_path / "run", "optimizer.lr": 0.0}
+    train(model(), TASKS, "letters:a", **SMALL | given | {"steps": 2, "evaluation.metrics": "distinct"})
+    more = given | {"resume": True, "evaluation.metrics": {"distinct": {"n": 1}}}
+    run = train(model(), TASKS, "letters:a", steps=3, **more)
+    assert run.before.mean == run.after.mean and run.after.measured.of_all and not run.before.measured.of_all
+    assert train(model(), TASKS, {"letters:a": 2.0}, steps=15, **more).before is None
+    assert "reward or env has changed: the scores from before training are left out" in log(tmp_path / "run")
+    first = progress(read_history(tmp_path / "run")).steps[0]
+    assert int(first.split()[2]) > 3, "a verdict begins behind the change"
 
 
 def test_fewer_steps_than_a_stopped_run_has_done_are_refused(stopped):

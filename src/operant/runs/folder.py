@@ -251,6 +251,11 @@ def state(folder: Path, done: int, steps: int) -> State:
     return "finished" if ended else "interrupted"
 
 
+def of_scores(name: str) -> bool:
+    """Whether scores before and after a change of the option `name` cannot be compared."""
+    return name.partition(".")[0] in ("reward", "env")
+
+
 def is_export(folder: Path) -> bool:
     """Whether a folder has an exported policy: a transformers model, a soft prompt, or another with `policy.json`."""
     return any((folder / name).is_file() for name in (*CONFIGS, OWN))

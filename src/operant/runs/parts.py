@@ -4,7 +4,7 @@ Evaluation does not change the training.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,13 +14,14 @@ from operant import distributed
 from operant.data import DataOptions, Order, load_tasks
 from operant.data.demonstrations import Demonstrations
 from operant.data.recorded import RecordedReplies
+from operant.metrics.evaluation import NOTHING
 from operant.models.base import ReadingPolicy
 from operant.rewards import Judged
 from operant.rollouts.play import Attempts
 from operant.runs.ahead import Ahead
 from operant.runs.config import TrainOptions
 from operant.runs.evaluate import Evaluation, Evaluator
-from operant.runs.folder import RunFolder
+from operant.runs.folder import RunFolder, of_scores
 from operant.runs.scored_rollouts import (
     Probes,
     demonstration_rollouts,
@@ -235,6 +236,15 @@ class PeriodicEvaluation:
         except OperantError as error:
             self.folder.log_message(f"the probe prompts of step {step} were left out: {error}")
             return {}
+
+    def changed(self, names: Collection[str]) -> None:
+        """Leave out what was measured before training in another way: the options of these `names` have changed."""
+        if self.before is not None and any(map(of_scores, names)):
+            self.before, self.probed = None, {}
+            self.folder.log_message("reward or env has changed: the scores from before training are left out")
+        elif self.before is not None and "evaluation.metrics" in names:
+            self.before = replace(self.before, measured=NOTHING)
+            self.folder.log_message("metrics have changed: those from before training are left out")
 
     def state_dict(self) -> dict[str, object]:
         """The evaluation before training, as plain data."""

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from operant.options import defaults, flat, is_none, kinds, resolve, with_short_names
 from operant.runs import named_parts
 from operant.runs.config import Config, as_mapping, config_schema, configure, describe, named_in
-from operant.runs.folder import GOING_ON, RunFolder, as_line, is_export, read_config, state
+from operant.runs.folder import GOING_ON, RunFolder, as_line, is_export, of_scores, read_config, state
 from operant.runs.run import Run
 from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, to_resume
@@ -189,7 +189,11 @@ def go_on(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer
     folder = run.folder
     step = run.checkpoints.resume(path, fresh_optimizer=fresh_optimizer) if path is not None else 0
     # Other ranks than the first have a folder of their own, and the changes are in that of the first.
-    apply_changes(changed + changes_after(folder.checkpoints.parent, step, run.config), run.learner)
+    found = changed + changes_after(folder.checkpoints.parent, step, run.config)
+    apply_changes(found, run.learner)
+    run.evaluation.changed({change.name for change in found})
+    if any(map(of_scores, (change.name for change in found))):
+        run.checkpoints.best = None  # it has a score of the old kind
     if run.first:
         for lost in cut_after(folder, step, about(path)["lengths"] if path is not None else None):
             run.trackers.warn(lost)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from operant.metrics import collect, rollout_table
 from operant.options import flat, read_mapping, values
+from operant.runs.folder import of_scores
 from operant.sampling import token_pieces
 from operant.storage import atomic_io, old_names
 from operant.types import OperantError
@@ -91,6 +92,8 @@ class History:
     """Whether the newest replies were generated outside of operant."""
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     """The held-out evaluation `before` and `after` training, in the format of `evaluation.json`."""
+    rescored: int = 0
+    """The last step before a resume changed the reward or the world, so that earlier scores are of another kind."""
 
     @property
     def step(self) -> int:
@@ -204,7 +207,8 @@ def latest(source: Any) -> History:
     config |= values(source.config.train)
     config |= {f"evaluation.{name}": value for name, value in values(source.config.evaluation).items()}
     reference = _rows(source.folder.probes_path / "reference.parquet")
-    return replace(history, metrics=source.metrics, reference=reference, config=config)
+    rescored = _rescored(source.folder.path)
+    return replace(history, metrics=source.metrics, reference=reference, config=config, rescored=rescored)
 
 
 def read_history(folder: str | Path) -> History:
@@ -221,7 +225,12 @@ def read_history(folder: str | Path) -> History:
         reference=_rows(folder / "probes" / "reference.parquet"),
         config=flat(old_names.current(read_mapping(config), config)) if config.is_file() else {},
         evaluation=read_json(folder / "evaluation.json"),
+        rescored=_rescored(folder),
     )
+
+
+def _rescored(folder: Path) -> int:
+    return max((r["step"] for r in atomic_io.records(folder / "changes.jsonl") if of_scores(r["name"])), default=0)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ like a rise, so its interval is that of 99.7 %; rewards of training are also com
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from statistics import fmean, pstdev, stdev
@@ -108,6 +108,8 @@ def progress(history: History) -> RewardChange | None:
     """
     if history.supervised:
         return _supervised(history)
+    if history.rescored:
+        history = replace(history, metrics=[m for m in history.metrics if m.get("step", 0) > history.rescored])
     spread = history.first("reward/std") or history.recent("reward/std") or 0.0
     won = any(history.values("game/won")) or bool(_won(history.evaluation.get("after") or {}))
     spread = WON if won else spread
