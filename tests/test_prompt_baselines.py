@@ -50,7 +50,7 @@ def accuracy(of: Classification, prompt: str, examples: Examples, offset: Sequen
 
 def test_no_prompt_and_its_calibration():
     of = setting(train=16, test=20)
-    bare = baselines.no_prompt(of)
+    bare, mean = baselines.compare(of, ["none", "none+mean"])
     assert (bare.prompt, bare.calls) == ("", 0) and bare.train == pytest.approx(accuracy(of, "", of.train))
     assert bare.test == pytest.approx(accuracy(of, "", of.test))
     # The mean of the training texts alone, taken to the others.
@@ -59,7 +59,6 @@ def test_no_prompt_and_its_calibration():
     with torch.no_grad():
         logits = [model(torch.tensor([tokenizer(text).input_ids])).logits[0, -1, columns] for text in of.train.texts]
     offset = torch.stack(logits).double().mean(0).tolist()
-    mean = baselines.no_prompt(replace(of, calibrate="mean"))
     assert mean.test == pytest.approx(accuracy(of, "", of.test, offset))
     assert mean.train == pytest.approx(accuracy(of, "", of.train, offset))
 

@@ -22,7 +22,7 @@ from toys import bare_table, letters, lm
 import operant
 from operant import OperantError, Policy, Sampling
 from operant.apps.agents import server as serving
-from operant.apps.agents.protocol import Reply, _as_json, called
+from operant.apps.agents.protocol import Reply, called, chat_request
 from operant.apps.agents.server import ModelServer, ServerOptions
 from operant.engines.native.engine import NativeEngine
 from operant.sampling import reply_text, task_key
@@ -157,7 +157,8 @@ def test_tools_and_their_calls_reach_the_template(one):
         max_tokens=2, extra_body={"return_token_ids": True},
     )  # fmt: skip
     assert made.choices[0].prompt_token_ids == one.policy.tokenizer("abccabdenbgoa")["input_ids"]
-    assert _as_json('a "b"\n\u00e9') in 'x "a \\"b\\"\\n\u00e9"', "as templates with `tojson` write a result"
+    quoting = letters("{% for m in messages %}{{ m.content | tojson }}{% endfor %}a")
+    chat_request({"messages": [{"role": "user", "content": 'a "b"\n\u00e9'}]}, Policy(one.policy.model, quoting))
 
 
 def post(server, path, body, **headers):

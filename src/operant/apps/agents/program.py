@@ -325,7 +325,12 @@ class ModelClient:
         if path != "completions":
             request = protocol.chat_request(body, policy)
             text = render(self._tokenizer, read_messages(body["messages"]), prompting=True, tools=request.tools)
-            return request, _same_ids(self._tokenizer, text, request.prompts[0])
+            begin = getattr(self._tokenizer, "bos_token", None) or ""  # which it adds again to a text
+            for same in (text, text.removeprefix(begin)):
+                if encode_prompt(self._tokenizer, same) == request.prompts[0]:
+                    return request, same
+            why = "the text of the chat template has other token ids than its messages"
+            raise RefusedRequestError(400, why, "messages")
         request = protocol.completion_request(body, policy)
         if not isinstance(body["prompt"], str) or not body["prompt"]:
             raise RefusedRequestError(400, "prompt: a program gives one text that is not empty", "prompt")
@@ -438,15 +443,6 @@ def _mark(place: int) -> str:
 _SECRET = secrets.token_hex(8)
 
 
-def _same_ids(tokenizer: Any, text: str, ids: list[int]) -> str:
-    """The text, without a beginning that the tokenizer adds. Raises: RefusedRequestError if neither has these ids."""
-    begin = getattr(tokenizer, "bos_token", None) or ""
-    for same in (text, text.removeprefix(begin)):
-        if encode_prompt(tokenizer, same) == ids:
-            return same
-    raise RefusedRequestError(400, "the text of the chat template has other token ids than its messages", "messages")
-
-
 class _Characters:
     """Stands for the tokenizer where a world is checked without a model."""
 
@@ -500,10 +496,16 @@ class _AgentRequests(Responder):
         if path == ("GET", "models"):
             about = {"id": "policy", "object": "model", "created": 0, "owned_by": "operant"}
             return "application/json", json.dumps({"object": "list", "data": [about]})
-        try:
-            body = self._body()  # before anything is refused: who has not sent all of it would read no answer
+        length = self.headers.get("Content-Length", "")
+        known = length.isascii() and length.isdigit() and len(length) < 10
+        body, left = b"", int(length) if known else 0
+        try:  # before anything is refused: who has not sent all of it would read no answer
+            while left and (body := self.rfile.read(min(left, MOST_BYTES))):
+                left -= len(body)
         except TimeoutError as error:
             raise RefusedRequestError(408, f"the request was not there after {self.timeout} seconds") from error
+        if not known or int(length) > MOST_BYTES:
+            raise RefusedRequestError(413, f"Content-Length={shown(length)}: it must be at most {MOST_BYTES}")
         if (client := _CLIENTS.get(self.headers.get("Authorization", "").removeprefix("Bearer "))) is None:
             raise RefusedRequestError(401, "no episode has this key: it has ended, or the key is another's")
         if path[0] != "POST" or path[1] not in ("completions", "chat/completions", "rewards"):
@@ -526,13 +528,3 @@ class _AgentRequests(Responder):
             pieces += [protocol.usage_chunk(request, answered["usage"])] * request.usage
             return "text/event-stream", "".join(map(protocol.event, pieces)) + protocol.STREAM_END
         return "application/json", json.dumps(answered)
-
-    def _body(self) -> bytes:
-        length = self.headers.get("Content-Length", "")
-        known = length.isascii() and length.isdigit() and len(length) < 10
-        body, left = b"", int(length) if known else 0
-        while left and (body := self.rfile.read(min(left, MOST_BYTES))):
-            left -= len(body)
-        if not known or int(length) > MOST_BYTES:
-            raise RefusedRequestError(413, f"Content-Length={shown(length)}: it must be at most {MOST_BYTES}")
-        return body

@@ -194,26 +194,27 @@ def completion_request(body: object, policy: Policy, most: int = 1024) -> ModelR
     return _request(fields, policy, read, names, tokens, most, alternatives=known, echo=echo)
 
 
-def _as_json(text: str) -> str:
-    """A text as `tojson` writes it in a chat template, without the quotes around it."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
 def chat_request(body: object, policy: Policy, most: int = 1024) -> ModelRequest:
     """The request of a body of /v1/chat/completions, by the chat template of the policy's tokenizer.
 
     Raises: RefusedRequestError as `completion_request`, and for messages that the template refuses or leaves out.
     """
     fields = _Body(body, CHAT)
-    tools, messages = _tools(fields, policy), read_messages(fields.fields.get("messages"))
+    tools = None if fields.fields.get("tool_choice") == "none" else fields.fields.get("tools") or None
+    named = isinstance(tools, list) and all(isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools)
+    if tools is not None and not named:
+        raise wrong("tools", f"tools={shown(tools)}: it must be a list of functions")
+    if tools is not None and "tools" not in str(policy.tokenizer.chat_template):
+        raise wrong("tools", "the chat template of this model knows no tools: leave tools out")
+    messages = read_messages(fields.fields.get("messages"))
     try:
         text = render(policy.tokenizer, messages, prompting=True, tools=tools)
         ids = encode_prompt(policy.tokenizer, messages, tools)
     except OperantError as error:
         raise wrong("messages", str(error)) from error
     for i, message in enumerate(messages):
-        own = message["content"].strip()
-        if message["role"] != "assistant" and own not in text and _as_json(own) not in text:
+        own = message["content"].strip()  # as it is, or as `tojson` writes it
+        if message["role"] != "assistant" and own not in text and json.dumps(own, ensure_ascii=False)[1:-1] not in text:
             why = "the chat template leaves it out (a second system message?)"
             raise wrong("messages", f"messages[{i}] of role {message['role']!r}: {why}")
     wanted, top = fields.flag("logprobs"), fields.number("top_logprobs", int, 0, 0, MOST_ALTERNATIVES)
@@ -342,18 +343,6 @@ def _call(call: Any, place: int) -> Json:
         return {"type": "function", "id": call.get("id"), "function": named}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise wrong("messages", f"messages[{place}]: {shown(call)} is no call of a function") from error
-
-
-def _tools(fields: _Body, policy: Policy) -> list[Any] | None:
-    tools = fields.fields.get("tools")
-    if not tools or fields.fields.get("tool_choice") == "none":
-        return None
-    named = isinstance(tools, list) and all(isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools)
-    if not named:
-        raise wrong("tools", f"tools={shown(tools)}: it must be a list of functions")
-    if "tools" not in str(policy.tokenizer.chat_template):
-        raise wrong("tools", "the chat template of this model knows no tools: leave tools out")
-    return tools
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

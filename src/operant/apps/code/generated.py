@@ -120,13 +120,19 @@ def _of_function(chance: random.Random, level: int, part: Part) -> dict[str, obj
         return None
     drawn = [_drawn(chance, step) for step in steps]
     inputs = [_value(chance, start) for _ in range(EXAMPLES + TESTS)]
-    argument, others = VARIABLES[start], _wrong(drawn, steps)
+    argument, codes, others = VARIABLES[start], [code for code, _ in drawn], list[Function]()
+    for i, step in enumerate(steps):  # without this operation where the kinds allow it, and with another number in it
+        if step.of == step.to or i == len(steps) - 1:
+            others.append(_chain(codes[:i] + codes[i + 1 :], steps[:i] + steps[i + 1 :]))
+        if "{n}" in step.code:
+            other = re.sub(r"\d+", lambda number: str(int(number[0]) + 1), codes[i], count=1)
+            others.append(_chain([*codes[:i], other, *codes[i + 1 :]], steps))
     others += [_function("x", code) for code in TRIVIAL] if level > 1 else []
-    found = _outputs(_chain([code for code, _ in drawn], steps), inputs)
+    found = _outputs(_chain(codes, steps), inputs)
     if found is None or _too_easy(found, others, inputs):
         return None
-    lines = [f"    {VARIABLES[step.to]} = {code}\n" for (code, _), step in zip(drawn[:-1], steps)]
-    body = "".join(lines) + f"    return {drawn[-1][0]}"
+    lines = [f"    {VARIABLES[step.to]} = {code}\n" for code, step in zip(codes[:-1], steps)]
+    body = "".join(lines) + f"    return {codes[-1]}"
     tests = [f"assert f({value!r}) == {output!r}" for value, output in zip(inputs, found, strict=True)]
     phrases = ", then ".join(phrase for _, phrase in drawn)
     return _row(f"Write f({argument}): {phrases}.", tests, f"def f({argument}):\n{body}")
@@ -228,15 +234,3 @@ def _too_easy(found: list[object], others: list[Function], inputs: Sequence[obje
     """Whether a constant or one of other programs passes the tests that decide."""
     decide, given = found[EXAMPLES:], inputs[EXAMPLES:]
     return all(value == decide[0] for value in decide) or any(_outputs(other, given) == decide for other in others)
-
-
-def _wrong(drawn: list[tuple[str, str]], steps: list[Operation]) -> list[Function]:
-    """The reference without one of its operations where the kinds allow it, and with another number in one."""
-    codes, made = [code for code, _ in drawn], []
-    for i, step in enumerate(steps):
-        if step.of == step.to or i == len(steps) - 1:
-            made.append(_chain(codes[:i] + codes[i + 1 :], steps[:i] + steps[i + 1 :]))
-        if "{n}" in step.code:
-            other = re.sub(r"\d+", lambda number: str(int(number[0]) + 1), codes[i], count=1)
-            made.append(_chain([*codes[:i], other, *codes[i + 1 :]], steps))
-    return made

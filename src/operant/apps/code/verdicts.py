@@ -61,7 +61,10 @@ class Verdicts:
         if new:
             made = dict(zip(new, self.jail.run(list(new.values())), strict=True))
             self._known |= made
-            self._write(made)
+            if self._journal is not None:
+                lines = [json.dumps([key, *astuple(verdict)]) + "\n" for key, verdict in made.items()]
+                with suppress(OperantError):  # the disk refuses: the lines wait, and are written before the next ones
+                    self._journal.add("".join(lines))
         found = [self._known[key] for key in keys]
         self._forget()
         return found
@@ -77,12 +80,6 @@ class Verdicts:
                 key, outcome, results, *others = json.loads(line)
                 self._known[key] = Verdict(outcome, tuple(results), *others)
         self._forget()
-
-    def _write(self, made: dict[str, Verdict]) -> None:
-        if self._journal is not None:
-            lines = [json.dumps([key, *astuple(verdict)]) + "\n" for key, verdict in made.items()]
-            with suppress(OperantError):  # the disk refuses: the lines wait, and are written before the next ones
-                self._journal.add("".join(lines))
 
     def _forget(self) -> None:
         for key in list(self._known)[: -self.most]:

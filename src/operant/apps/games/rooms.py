@@ -183,7 +183,10 @@ class RoomsGame(Game):
             self.before = self.now.room
         self.now = known[command]
         self.seen.add(self.now.room)
-        self.reached = max(self.reached, self._progress())
+        # The parts of the quest that are done: the key, the door, the treasure, and the treasure at its room.
+        has = self.now.items[1] == CARRIED
+        done = [won(self.fixed, self.now), has, self.now.door == OPEN, self.now.items[0] == CARRIED]
+        self.reached = max(self.reached, next((4 - n for n, part in enumerate(done) if part), 0))
         verb, _, rest = command.partition(" ")
         if verb == "go":
             text = self._description()
@@ -210,12 +213,6 @@ class RoomsGame(Game):
             if room < other
         ]
         return {"rooms": {name: list(fixed.places[room]) for room, name in enumerate(fixed.rooms)}, "ways": ways}
-
-    def _progress(self) -> int:
-        """How many parts of the quest are done: the key, the door, the treasure, and the treasure at its room."""
-        has = self.now.items[1] == CARRIED
-        done = [won(self.fixed, self.now), has, self.now.door == OPEN, self.now.items[0] == CARRIED]
-        return next((4 - n for n, part in enumerate(done) if part), 0)
 
     def _in_container(self, name: str) -> list[int]:
         number = next((n for n, (box, _) in enumerate(self.fixed.containers) if box == name), None)

@@ -709,17 +709,14 @@ def short_names(paths: list[Path]) -> list[str]:
 
 
 def checked(name: str) -> Path:
-    """The path of a game file, unpacked if it is a .gz."""
+    """The path of a game file; of a .gz, it is unpacked into a folder of the cache, with its .json.gz or .json."""
     path = Path(name).expanduser().resolve()
     require(path.is_file(), f"game file {name} does not exist")
     kind = Path(path.name.removesuffix(".gz")).suffix
     require(kind != ".ulx", f"{name} is a Glulx game, which TextWorld 1.7 no longer plays: make it again as .z8")
     require(re.fullmatch("\\.z[1-8]", kind), f"{name} is no game file: games are .z8, or .z3 to .z8 with env=jericho")
-    return unpacked(path) if path.suffix == ".gz" else path
-
-
-def unpacked(path: Path) -> Path:
-    """A game that was packed with gzip, and its .json.gz or .json, in a folder of the cache."""
+    if path.suffix != ".gz":
+        return path
     try:
         content = gzip.decompress(path.read_bytes())
         folder = cache() / "unpacked" / hashlib.blake2b(content, digest_size=8).hexdigest()

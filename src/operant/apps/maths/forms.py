@@ -47,7 +47,12 @@ def maths(row: Row, *, ask: Literal["answer", "boxed", "think"] = "answer", pref
         question = text_of(found_in(row, ("question", "problem", "prompt")), "the question")
     given = found_in(row, ("answer", "Answer", "solution", "target"))
     require(isinstance(given, (str, int, float)), f"the answer is {shown(given)}; it must be a text or a number")
-    target = {"answer": answer_in(str(given))}
+    found = marked(str(given))
+    answer = (str(given) if found is None else found).strip()
+    good = answer and (found is not None or len(answer) <= 200)
+    marks = "marks no final answer, as GSM8K does with #### and MATH with \\boxed{}"
+    require(good, f"the answer {shown(answer, 60)} {marks}")
+    target = {"answer": re.sub(r"^(-?\d+)\.0+$", r"\1", answer)}  # SVAMP writes 145.0
     return asked | {"prompt": question, "references": str(row.get("solution") or given), "target": target}
 
 
@@ -55,16 +60,3 @@ def whole(value: object) -> int | None:
     """A whole number, as a text too; None for anything else."""
     found = re.fullmatch(r"\s*(\d{1,18})\s*", str(value))
     return int(found[1]) if found else None
-
-
-def answer_in(published: str) -> str:
-    """The final answer of a published solution: behind ####, in \\boxed{}, or else all of it.
-
-    Numbers such as SVAMP's 145.0 lose their zeros. Raises: OperantError if there is none.
-    """
-    found = marked(published)
-    answer = (published if found is None else found).strip()
-    good = answer and (found is not None or len(answer) <= 200)
-    marks = "marks no final answer, as GSM8K does with #### and MATH with \\boxed{}"
-    require(good, f"the answer {shown(answer, 60)} {marks}")
-    return re.sub(r"^(-?\d+)\.0+$", r"\1", answer)

@@ -166,11 +166,6 @@ def chosen(setting: Classification, name: str, prompt: str, calls: int, seed: in
     return Baseline(name, prompt, calls, calibrate=setting.calibrate, seed=seed, score=score, detail=detail, **means)
 
 
-def no_prompt(setting: Classification) -> Baseline:
-    """The template with an empty prompt."""
-    return chosen(setting, "none", "", 0)
-
-
 def manual(setting: Classification, prompts: Sequence[str] = MANUAL) -> Baseline:
     """The best on training texts of prompts written by hand; a space joins them to a sentence that ends without one.
 
@@ -410,7 +405,7 @@ def compare(
         elif base == "manual":
             rows.append(manual(own, prompts))
         else:
-            rows.append(head(own) if base == "head" else no_prompt(own))
+            rows.append(head(own) if base == "head" else chosen(own, "none", "", 0))
     return rows
 
 

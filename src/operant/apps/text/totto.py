@@ -28,7 +28,11 @@ def totto(row: Row, *, whole: bool = False, titles: bool = True, repeat: bool = 
     if not chosen and not whole:
         raise OperantError("no cell is highlighted, so there is nothing to describe; read the table: --form.whole true")
     above = [f"<{name}> {row[f'table_{name}']} </{name}>" for name in TITLES if row.get(f"table_{name}")]
-    text = linearised(table, chosen, whole=whole)
+    parts = [] if whole else [cell_text(table, i, j, "cell") for i, j in chosen]
+    for i, cells in enumerate(table if whole else ()):
+        marks = ["highlighted_cell" if (i, j) in chosen else "cell" for j in range(len(cells))]
+        parts.append(f"<row> {' '.join(cell_text(table, i, j, mark) for j, mark in enumerate(marks))} </row>")
+    text = f"<table> {' '.join(parts)} </table>"
     notes = row.get("sentence_annotations") or {}  # a list of mappings, or on the Hub a mapping of lists
     final = notes if isinstance(notes, Mapping) else {"final_sentence": [note.get("final_sentence") for note in notes]}
     overlap = str(row.get("overlap_subset", "")).lower()  # on the Hub a text
@@ -62,17 +66,6 @@ def checked(table: object, chosen: Any) -> tuple[list[list[Row]], list[tuple[int
             )
         places.append((place[0], place[1]))
     return [list(cells) for cells in table], places
-
-
-def linearised(table: list[list[Row]], chosen: list[tuple[int, int]], *, whole: bool) -> str:
-    """The chosen cells as text, each with its headers; with `whole`, all cells in their rows."""
-    if not whole:
-        return f"<table> {' '.join(cell_text(table, i, j, 'cell') for i, j in chosen)} </table>"
-    rows = list[str]()
-    for i, cells in enumerate(table):
-        marks = ["highlighted_cell" if (i, j) in chosen else "cell" for j in range(len(cells))]
-        rows.append(" ".join(cell_text(table, i, j, mark) for j, mark in enumerate(marks)))
-    return " ".join(["<table>", *(f"<row> {text} </row>" for text in rows), "</table>"])
 
 
 def cell_text(table: list[list[Row]], i: int, j: int, mark: str) -> str:
