@@ -121,8 +121,13 @@ def labelled_task(row: object, task_id: str, where: str) -> Task:
     elif "outcomes" in fields or "outcome" in fields:
         prompt, replies, given = _with_outcomes(fields, where)
     elif "completions" in fields and "labels" in fields:
-        prompt, replies = fields.get("prompt", ""), until_each_step(fields["completions"], where)
-        labels = fields["labels"]
+        steps, labels = fields["completions"], fields["labels"]
+        listed = isinstance(steps, Sequence) and not isinstance(steps, str) and steps
+        require(listed, f"{where}: completions is {shown(steps)}; it must be a list of at least one step")
+        odd = [step for step in steps if not isinstance(step, str) or "\n" in step]
+        require(not odd, f"{where}: the step {odd and shown(odd[0])} must be one line of text; a step is a line")
+        # The reply until the end of each step, which is a line: ["a", "b"] becomes ["a", "a" + newline + "b"].
+        prompt, replies = fields.get("prompt", ""), ["\n".join(steps[: i + 1]) for i in range(len(steps))]
         good = isinstance(labels, Sequence) and not isinstance(labels, str) and len(labels) == len(replies)
         require(good, f"{where}: labels={shown(labels)}; it must be a list, one for each of {len(replies)} steps")
         given = scores_of({"good": labels}, len(replies), where)
@@ -154,19 +159,6 @@ def _with_outcomes(fields: Mapping[str, Any], where: str) -> tuple[Any, list[Any
                 f"{len(OUTCOMES) - 1}"
             )
     return fields.get("prompt", ""), list(replies), [None if one is None else known[one] for one in found]
-
-
-def until_each_step(steps: object, where: str) -> list[str]:
-    """The reply until the end of each of its steps, which are lines: ["a", "b"] becomes ["a", "a" + newline + "b"].
-
-    Raises: OperantError for steps that are no texts, or that hold a line break.
-    """
-    if isinstance(steps, str) or not isinstance(steps, Sequence) or not steps:
-        raise OperantError(f"{where}: completions is {shown(steps)}; it must be a list of at least one step")
-    for step in steps:
-        if not isinstance(step, str) or "\n" in step:
-            raise OperantError(f"{where}: the step {shown(step)} must be one line of text; a step is a line")
-    return ["\n".join(steps[: i + 1]) for i in range(len(steps))]
 
 
 def scores_of(fields: Mapping[str, object], count: int, where: str = "the answer") -> list[float | None]:

@@ -149,22 +149,16 @@ def load_tasks(
     if not tasks:
         raise OperantError(_nothing_left(source_name, passed, options))
     if options.target_field == EVERY:
-        tasks = _even(tasks)
+        # A target that is missing or a mapping gets the columns of all of them: None where its row has none.
+        names = dict.fromkeys(name for task in tasks if isinstance(task.target, Mapping) for name in task.target)
+        for i, own in enumerate([{} if task.target is None else task.target for task in tasks]):
+            if isinstance(own, Mapping) and len(own) < len(names):
+                tasks[i] = replace(tasks[i], target=names | own)
     twice = next((task_id for task_id, times in Counter(t.id for t in tasks).items() if times > 1), None)
     require(twice is None, f"tasks of {source_name}: the id {twice!r} occurs twice; give every task an id of its own")
     if not with_replies and (context is not None or vocabulary is not None):
         _check_prompts(tasks, tokenizer, context, max_new, vocabulary)
     return tasks
-
-
-def _even(tasks: list[Task]) -> list[Task]:
-    """The tasks with the columns of all of them in every mapping that is a target: None where a row has none."""
-    names = dict.fromkeys(name for task in tasks if isinstance(task.target, Mapping) for name in task.target)
-    known = [{} if task.target is None else task.target for task in tasks]
-    return [
-        replace(task, target=names | own) if isinstance(own, Mapping) and len(own) < len(names) else task
-        for task, own in zip(tasks, known)
-    ]
 
 
 def left_out(passed: Mapping[str, int], source: object) -> list[str]:
@@ -195,8 +189,12 @@ def _filtered(
         where = f"{source_name}, {place_of(number)}"
         task = row if isinstance(row, Task) else _task(row, f"{name}/{number}", where, options, with_replies, labelled)
         if options.reference_field and not was_task:
-            fields = row if isinstance(row, Mapping) else {options.text_field: row}
-            task = replace(task, references=_references(fields, options.reference_field, where))
+            fields, named = row if isinstance(row, Mapping) else {options.text_field: row}, options.reference_field
+            texts = [given] if isinstance(given := _field(fields, named, where, "reference_field"), str) else given
+            if not isinstance(texts, (list, tuple)) or not texts or not all(isinstance(text, str) for text in texts):
+                why = f"the reference in {named!r} is {shown(given)}; it must be a text or a list of texts"
+                raise OperantError(f"{where}: {why}")
+            task = replace(task, references=tuple(texts))
         check_texts(task, where)
         if labelled and not task.replies and not was_task:  # none of them has a label
             passed["no label"] += 1
@@ -265,15 +263,6 @@ def _task(row: object, task_id: str, where: str, options: DataOptions, with_repl
         kind = type(prompt).__name__
         raise OperantError(f"{where}: the field {of_prompt!r} is of type {kind}, not text, messages or ids")
     return Task(task_id, prompt, target)
-
-
-def _references(fields: Mapping[str, object], name: str, where: str) -> tuple[str, ...]:
-    given = _field(fields, name, where, "reference_field")
-    texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, (list, tuple)) or not texts or not all(isinstance(text, str) for text in texts):
-        why = f"the reference in {name!r} is {shown(given)}; it must be a text or a list of texts"
-        raise OperantError(f"{where}: {why}")
-    return tuple(texts)
 
 
 def _filled(template: str, fields: Mapping[str, object], where: str) -> str:
