@@ -168,8 +168,12 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
         if WORLD in judged.parts:
             raise OperantError(f"a part of the reward is named {WORLD!r}, the name of the environment's pay: rename it")
         judged = replace(judged, parts=judged.parts | {WORLD: [r.paid for r in rollouts]})
-        if (said := _said_by_world(rollouts)) is None:
+        left = [rollout.info.get("judgement") for rollout in rollouts]
+        left = [Judgement(**j) if isinstance(j, Mapping) and [*j] == FIELDS else j for j in left]  # another process's
+        unpaid = [replace(j, score=0.0) if isinstance(j, Judgement) else None for j in left]  # the world has paid it
+        if not any(j is not None for j in unpaid):
             return judged
+        said = judge(lambda _: unpaid, rollouts, WORLD)
         parts = {f"{WORLD}/{part}": values for part, values in said.parts.items() if part != WORLD}
         remarks = [said.remark(i) for i in range(len(rollouts))]
         if reward is not None:
@@ -209,14 +213,6 @@ def judged_of(results: Sequence[SampleResult], scores: list[Total], name: str) -
     parts = {part: [result.parts.get(part) for result in results] for part in names} or {name: [None] * len(results)}
     remarks = [result.remark for result in results]
     return Judged(scores, parts, remarks=remarks if any(map(any, remarks)) else [])
-
-
-def _said_by_world(rollouts: list[Rollout]) -> Judged | None:
-    """The `Judgement`s that a world has left in `Rollout.info`, whose scores it has paid; None if it left none."""
-    left = [rollout.info.get("judgement") for rollout in rollouts]
-    left = [Judgement(**j) if isinstance(j, Mapping) and [*j] == FIELDS else j for j in left]  # from another process
-    unpaid = [replace(j, score=0.0) if isinstance(j, Judgement) else None for j in left]
-    return judge(lambda _: unpaid, rollouts, WORLD) if any(j is not None for j in unpaid) else None
 
 
 def joined_remarks(remarks: Sequence[Remark]) -> Remark:

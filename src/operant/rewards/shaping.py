@@ -158,8 +158,10 @@ def penalised(
     for total, rollout, has_token in zip(scores, rollouts, found):
         if total is not None and _misses_stop(rollout, options):
             total = _pay(total, options.missing_stop or 0.0, replaces=options.missing_stop_mode == "replace")
-        if total is not None and options.overlong_tokens:
-            total = _pay(total, -options.overlong_penalty * _overlong(rollout, options.overlong_tokens), replaces=False)
+        if total is not None and options.overlong_tokens and rollout.sampling is not None:  # else no limit is known
+            longest, most = max((len(turn.action) for turn in rollout.turns), default=0), options.overlong_tokens
+            over = min(max(longest - (rollout.sampling.max_tokens - most), 0), most) / most
+            total = _pay(total, -options.overlong_penalty * over, replaces=False)
         if total is not None and not has_token:
             total = _pay(total, options.truncate_penalty, replaces=True)
         out.append(total)
@@ -210,16 +212,6 @@ def _pay(total: float | list[float], amount: float, *, replaces: bool) -> float 
 
 def _misses_stop(rollout: Rollout, options: ScoreOptions) -> bool:
     return options.missing_stop is not None and any(turn.end == "length" for turn in rollout.turns[-1:])
-
-
-def _overlong(rollout: Rollout, tokens: int) -> float:
-    """How many of the last `tokens` tokens before its limit the longest reply of the rollout has, as a share of them.
-
-    Without a known limit, as for replies from elsewhere, it is 0.
-    """
-    limit = None if rollout.sampling is None else rollout.sampling.max_tokens
-    longest = max((len(turn.action) for turn in rollout.turns), default=0)
-    return 0.0 if limit is None else min(max(longest - (limit - tokens), 0), tokens) / tokens
 
 
 def _with_pay(rollout: Rollout, factor: float) -> Rollout:
