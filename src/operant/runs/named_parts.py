@@ -96,11 +96,6 @@ def flattened(options: Mapping[str, object]) -> dict[str, object]:
         flat |= {key if name == "name" else f"{key}.{name}": part for name, part in value.items()}
         if twice := [full for name in value if (full := f"{key}.{name}") in options]:
             raise OperantError(f"option {twice[0]} is given twice, in the mapping {key} and beside it: remove one")
-    return _with_game(flat)
-
-
-def _with_game(flat: dict[str, object]) -> dict[str, object]:
-    """Flat options in which a suite and its game are two options."""
     named = str(flat.get("env"))
     form, colon, name = named.partition(":") if named.partition(":")[0] in FORMS else ("", "", named)
     suite, _, game = name.partition(":")
@@ -109,7 +104,8 @@ def _with_game(flat: dict[str, object]) -> dict[str, object]:
         return flat
     if twice := {option, f"env.{option}"} & flat.keys():
         raise OperantError(f"option {min(twice)} is given twice, in env={named} and beside it: remove one")
-    return flat | {"env": f"{form}{colon}{suite}", f"env.{option}": game}
+    flat |= {"env": f"{form}{colon}{suite}", f"env.{option}": game}
+    return flat
 
 
 def options_of(options: Mapping[str, object], kind: str) -> list[str]:

@@ -88,22 +88,18 @@ class RunParts:
             taken = ahead.tasks()
         else:
             taken = self.order.take(train.batch // train.samples)
-            if self.recorded is not None:
-                rollouts, judged = self._score_recorded(self.recorded, list(dict.fromkeys(taken)))
+            if (recorded := self.recorded) is not None:  # each group is taken once
+                tasks = [self.tasks[i] for i in dict.fromkeys(taken)]
+                mine = distributed.deal([task.id for task in tasks])
+                greedy = distributed.together(lambda: greedy_replies(learner, tasks, self.reward, mine))
+                played = recorded.at([task.id for task in tasks], mine), greedy
+                rollouts, judged = distributed.together(lambda: score(learner, self.reward, played, pays=recorded.paid))
             elif learner.algorithm.source != "data":
                 rollouts, judged, counts = self._play_rounds(taken, train)
         if (demonstrations := self.demonstrations) is not None:
             tasks = [self.tasks[i] for i in taken]
             rollouts = rollouts + distributed.together(lambda: demonstration_rollouts(demonstrations, tasks))
         return rollouts, judged, counts
-
-    def _score_recorded(self, recorded: RecordedReplies, taken: list[int]) -> tuple[list[Rollout], Judged]:
-        """This rank's part of the recorded groups with these indices, judged by the reward too if there is one."""
-        tasks = [self.tasks[i] for i in taken]
-        mine = distributed.deal([task.id for task in tasks])
-        greedy = distributed.together(lambda: greedy_replies(self.learner, tasks, self.reward, mine))
-        played = recorded.at([task.id for task in tasks], mine), greedy
-        return distributed.together(lambda: score(self.learner, self.reward, played, pays=recorded.paid))
 
     def _play_rounds(self, taken: list[int], train: TrainOptions) -> tuple[list[Rollout], Judged, dict[str, float]]:
         """Play and score tasks; `train.redraw` times, replace those whose rewards are equal by the next ones."""

@@ -77,9 +77,14 @@ def stop_on_signal() -> Iterator[StopRequest]:
         stop.on_request(text)
 
     old = {number: signal.signal(number, first) for number in NUMBERS}
-    if not interactive():
-        for number in NUMBERS:
-            _handle_once(number)
+    # With glibc, the kernel removes Python's handler on the first signal, so that the second one works before Python
+    # reacts: `sysv_signal` installs a handler for one signal. Elsewhere Python's handler has to run first.
+    if not interactive() and platform.libc_ver()[0] == "glibc":
+        library = ctypes.CDLL(None)
+        for function in (library.signal, library.sysv_signal):
+            function.argtypes, function.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+        for number in NUMBERS:  # `signal` returns the previous handler: the C function of Python's handling
+            library.sysv_signal(number, library.signal(number, None))
     try:
         yield stop
     finally:
@@ -91,18 +96,3 @@ def stop_on_signal() -> Iterator[StopRequest]:
 def interactive() -> bool:
     """Whether this Python is interactive: a notebook or a prompt."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
-
-
-def _handle_once(number: int) -> None:
-    """Let the kernel remove Python's handler on the first signal, so that the second one works before Python reacts.
-
-    Only with glibc, whose `sysv_signal` installs a handler for one signal. Elsewhere Python's handler has to run first.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    library = ctypes.CDLL(None)
-    for name in ("signal", "sysv_signal"):
-        function = getattr(library, name)
-        function.argtypes, function.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-    handler = library.signal(number, None)  # the previous handler: the C function of Python's handling
-    library.sysv_signal(number, handler)
