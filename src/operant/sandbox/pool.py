@@ -238,7 +238,7 @@ class Pool:
                     self._assign(waiting, requests)
                     had = max(had, len(self.workers))
                     self._wait(until)
-                    for worker in self._busy():
+                    for worker in [worker for worker in self.workers if worker.index is not None]:
                         self._collect(worker, responses, until, allowance)
             finally:
                 old = time.monotonic() - self.patience  # one that starts is let to finish that
@@ -267,9 +267,6 @@ class Pool:
     def _drop(self, workers: list[Worker]) -> None:
         _end(workers)
         self.workers[:] = [worker for worker in self.workers if worker not in workers]
-
-    def _busy(self) -> list[Worker]:
-        return [worker for worker in self.workers if worker.index is not None]
 
     def _free(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.index is None]

@@ -47,7 +47,13 @@ def problem(folder: Path, *, hashes: bool = True) -> str | None:
     """What is wrong with a folder; None if it is complete. `hashes=False` checks sizes alone."""
     try:
         for name, fact in read(folder)["files"].items():
-            _check(folder, name, fact, hashes)
+            path = folder / name
+            if not path.resolve().is_relative_to(folder.resolve()):
+                raise ValueError(f"{NAME} names {name!r}, which is outside the folder")
+            if (size := _size(path)) != fact["size"]:
+                raise ValueError(f"{name} has {size} bytes, not {fact['size']}")
+            if hashes and _hash(path) != fact["sha256"]:
+                raise ValueError(f"{name} was changed since it was written")
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:
@@ -55,16 +61,6 @@ def problem(folder: Path, *, hashes: bool = True) -> str | None:
     except (ValueError, KeyError, TypeError, RuntimeError) as error:  # RuntimeError: circular links
         return str(error) if type(error) is ValueError else f"{NAME} cannot be read"
     return None
-
-
-def _check(folder: Path, name: str, fact: Mapping[str, Any], hashes: bool) -> None:
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"{NAME} names {name!r}, which is outside the folder")
-    if (size := _size(path)) != fact["size"]:
-        raise ValueError(f"{name} has {size} bytes, not {fact['size']}")
-    if hashes and _hash(path) != fact["sha256"]:
-        raise ValueError(f"{name} was changed since it was written")
 
 
 def _size(path: Path) -> int:

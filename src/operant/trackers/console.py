@@ -62,7 +62,17 @@ class Console:
         if self.samples_every is None:
             self.samples_every = int(config.get("samples_every", 10))
         if _is_terminal(self._output):
-            self._bar = _progress_bar(self._output, self.total)
+            from rich.console import Console as RichConsole
+            from rich.progress import BarColumn, Progress, TextColumn
+            from rich.table import Column
+
+            count, numbers, left = (
+                TextColumn(text, markup=False, table_column=Column(no_wrap=True))
+                for text in ("{task.completed}/{task.total}", "{task.fields[numbers]}", "{task.fields[left]}")
+            )
+            columns = (count, BarColumn(bar_width=None), numbers, left)
+            self._bar = Progress(*columns, console=RichConsole(file=self._output), expand=True)
+            self._bar.add_task("train", total=self.total, numbers="", left="")
             self._bar.start()
 
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
@@ -188,15 +198,3 @@ def duration(seconds: float) -> str:
     minutes, seconds = divmod(max(int(seconds), 0), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
-
-
-def _progress_bar(output: TextIO, total: int) -> object:
-    from rich.console import Console as RichConsole
-    from rich.progress import BarColumn, Progress, TextColumn
-    from rich.table import Column
-
-    count, numbers, left = "{task.completed}/{task.total}", "{task.fields[numbers]}", "{task.fields[left]}"
-    texts = [TextColumn(text, markup=False, table_column=Column(no_wrap=True)) for text in (count, numbers, left)]
-    bar = Progress(texts[0], BarColumn(bar_width=None), *texts[1:], console=RichConsole(file=output), expand=True)
-    bar.add_task("train", total=total, numbers="", left="")
-    return bar
