@@ -136,7 +136,9 @@ class Tally:
         and if the last part of the name begins with `top_`, the share of the most common one. Hashes are kept.
         """
         if counts := Counter(things):
-            self._count(name, Counter({_hash(thing): count for thing, count in counts.items()}))
+            # 64 bits that are the same in every process; Python's own hash of a text is not.
+            found = {blake2b(repr(x).encode(errors="replace"), digest_size=8).digest(): n for x, n in counts.items()}
+            self._count(name, Counter({int.from_bytes(digest): n for digest, n in found.items()}))
 
     def merge(self, other: "Tally") -> "Tally":
         """Add the numbers of another tally, and return self."""
@@ -177,8 +179,3 @@ class Tally:
         n1, m1, s1 = new
         n, gap = n0 + n1, m1 - m0
         self.squares[name] = (n, m0 + gap * n1 / n, s0 + s1 + gap * gap * n0 * n1 / n)
-
-
-def _hash(thing: Hashable) -> int:
-    """64 bits that are the same in every process; Python's own hash of a text is not."""
-    return int.from_bytes(blake2b(repr(thing).encode(errors="replace"), digest_size=8).digest())

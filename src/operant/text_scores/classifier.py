@@ -79,16 +79,15 @@ class Classifier:
         scores: list[list[float]] = [[]] * len(texts)
         encoded = encode(tokenizer, texts, longest) if texts else []
         for rows, _, out in passes(model, tokenizer, encoded, self.batch):
-            for row, of_labels in zip(rows, self._read(model, out.logits.float()).tolist()):
+            found = out.logits.float()
+            if self.output == "logit":  # gain and bias of a reward model
+                found = getattr(model.config, GAIN, 1.0) * found + getattr(model.config, BIAS, 0.0)
+            else:
+                single = found.shape[1] == 1 or model.config.problem_type == "multi_label_classification"
+                found = found.sigmoid() if single else found.softmax(-1)
+            for row, of_labels in zip(rows, found.tolist()):
                 scores[row] = of_labels
         return scores
-
-    def _read(self, model: Any, logits: torch.Tensor) -> torch.Tensor:
-        """Scores [B, labels] from `logits` [B, labels]."""
-        if self.output == "logit":  # gain and bias of a reward model
-            return getattr(model.config, GAIN, 1.0) * logits + getattr(model.config, BIAS, 0.0)
-        single = logits.shape[1] == 1 or model.config.problem_type == "multi_label_classification"
-        return logits.sigmoid() if single else logits.softmax(-1)
 
     def _load(self) -> TextModel:
         if self._loaded is None:
