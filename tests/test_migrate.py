@@ -133,6 +133,10 @@ def test_what_trlx_counts_in_optimizer_steps_is_counted_in_ours():
     assert {"steps": "125", "evaluate_every": "5", "checkpoint_every": "1"}.items() <= found.values.items()
     assert "are one step here" in found.comments[0]
     assert renamed(given | {"epochs": "100"}, "ppo", "trlx").values["steps"] == "100"  # whichever ends first
+    wide = {"lr_scheduler_type": "'cosine_annealing'", "T_max": "1e12", "eta_min": "3e-5"}
+    slow = renamed(given | wide, "ppo", "trlx")
+    assert slow.values["optimizer.schedule"] == '"constant"' and not any("T_max" in text for text in slow.comments)
+    assert renamed(given | wide | {"T_max": "1000"}, "ppo", "trlx").values["optimizer.schedule"] == '"cosine"'
     unknown = renamed(given | {"num_rollouts": "n"}, "ppo", "trlx").comments
     assert any("divide by the optimizer steps" in comment for comment in unknown)
     head = "import trlx\nfrom trlx.data.default_configs import TRLConfig, ILQLConfig\n"
@@ -140,6 +144,9 @@ def test_what_trlx_counts_in_optimizer_steps_is_counted_in_ours():
     new = moved(f"{head}c = TRLConfig(method=ILQLConfig(tau=0.6, beta=0.5, gen_kwargs=dict(beta=4)))\n{more}")
     found = ('"loss.tau": 0.6', '"loss.awac_beta": 0.5', '"sampling.guidance": 4', 'beta": 0.3', '"loss.clip": 0.1')
     assert all(part in new for part in found), new
+    of_trl = {"per_device_train_batch_size": "4", "steps_per_generation": "4", "num_iterations": "2", "max_steps": "80"}
+    found = renamed(of_trl | {"save_steps": "39", "eval_steps": "9"}, "grpo").values
+    assert [found[name] for name in ("steps", "checkpoint_every", "evaluate_every")] == ["10", "4", "1"]
     sums = "from trl import GRPOConfig\nargs = GRPOConfig('r', max_steps=2 * N, warmup_steps=10)\n"
     assert '"optimizer.warmup": 10 / (2 * N)' in moved(sums)
     alone = "from trl import SFTTrainer\nt = SFTTrainer('m', train_dataset=rows)\nif rows: t.push_to_hub()\n"
@@ -165,10 +172,14 @@ def test_what_a_yaml_of_rl4lms_says_of_sampling_and_bounds_is_kept():
     given["alg"]["policy"]["args"]["min_tokens_to_keep"] = 10
     given["alg"]["kl_div"] = {"coeff": 0.1, "norm_reward": True}  # without a target the price is fixed
     given["train_evaluation"]["generation_kwargs"] = {"do_sample": True, "top_k": 0, "temperature": 0.7, "num_beams": 5}
+    given["train_evaluation"]["generation_kwargs"]["max_new_tokens"] = 100
     recipe = yaml.safe_load(migrated(yaml.safe_dump(given), Path("a.yml")))
     found = (recipe["loss.clip"], recipe["update.target_kl"], recipe["optimizer.max_grad_norm"])
     assert found == (0.3, pytest.approx(0.03), 0.7) and recipe["sampling.temperature"] == 0.8
-    assert recipe["evaluation.sampling"] == {"top_k": 0, "temperature": 0.7} and recipe["reward"] == "rouge:rouge1"
+    assert (
+        recipe["evaluation.sampling"] == {"top_k": 0, "temperature": 0.7, "max_tokens": 100}
+        and recipe["reward"] == "rouge:rouge1"
+    )
     assert recipe["data.prompt_keeps"] == "start" and recipe["evaluation.beams"] == 5 and "kl.control" not in recipe
     assert recipe["score.normalise"] is True and recipe["sampling.top_p_least"] == 10
     resolve(config_schema("nlpo", named_in(recipe)), recipe)

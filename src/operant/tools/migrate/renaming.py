@@ -228,13 +228,24 @@ def _length(found: Renamed, left: dict[str, str]) -> None:
     """TRL's epochs, steps and warm-up."""
     steps, epochs = left.pop("max_steps", "-1"), left.pop("num_train_epochs", "3")
     warmup = left.pop("warmup_steps", "")
+    per_step = "" if found.algorithm == "ppo" else found.values.get("update.minibatch", "")
+    whole = _times(found.values["batch"] if per_step else "1", left.get("num_iterations", "1"))
+
+    def ours_of(count: str) -> str:
+        """Our steps for a number of optimizer steps."""
+        done = f"{bracketed(count)} * {bracketed(per_step)}" if per_step else bracketed(count)
+        numbers = [literal(code) for code in (count, per_step or "1", whole)]
+        if all(isinstance(number, int) for number in numbers):
+            return str(max(1, numbers[0] * numbers[1] // numbers[2]))
+        return count if whole == "1" else f"max(1, {done} // {bracketed(whole)})"
+
     if literal(steps) == -1:
         found.epochs = bracketed(epochs)
     else:
-        per_step = "" if found.algorithm == "ppo" else found.values.get("update.minibatch", "")
-        done = f"{bracketed(steps)} * {bracketed(per_step)}" if per_step else bracketed(steps)
-        whole = _times(found.values["batch"] if per_step else "1", left.get("num_iterations", "1"))
-        found.put("steps", steps if whole == "1" else f"max(1, {done} // {bracketed(whole)})")  # optimizer steps there
+        found.put("steps", ours_of(steps))
+    for name in ("eval_steps", "save_steps"):
+        if isinstance(literal(left.get(name, "")), int):
+            found.put(ours(name)[0], ours_of(left.pop(name)))
     if warmup and warmup != "0":
         share = literal(warmup)
         if isinstance(share, float) and share < 1:
@@ -263,6 +274,11 @@ def _length_of_trlx(found: Renamed, left: dict[str, str]) -> None:
     if isinstance(epochs := literal(left.get("epochs", "")), int):  # each is a batch of replies, as a step is here
         found.values["steps"] = str(min(epochs, int(found.values.get("steps", epochs))))
         del left["epochs"]
+    last, end = literal(left.get("T_max", "")), counted.get("total_steps", 0)
+    if isinstance(last, (int, float)) and last > 2 * end > 0 and "cosine" in left.get("lr_scheduler_type", ""):
+        left["lr_scheduler_type"] = '"constant"'  # so wide a cosine has hardly begun when the run ends
+        for name in {"T_max", "eta_min"} & left.keys():
+            del left[name]
     if counted:
         found.comments.append(f"{', '.join(counted)}: in optimizer steps there, {each} of which are one step here")
 
@@ -277,6 +293,8 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
             return
         case "use_bias_correction_kl" if isinstance(value, bool):
             found.put("kl.loss_kind", '"k3"' if value else '"plain_k3"')
+        case "truncation_side":
+            found.say(name, code, f"of prompts it is data.prompt_keeps={'end' if value == 'left' else 'start'} here")
         case "use_cpu" if value is True:
             found.put("learner.device", '"cpu"')
         case "shuffle_dataset" if value is False:

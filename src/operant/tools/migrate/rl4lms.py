@@ -167,11 +167,14 @@ def _evaluation(part: Part, comments: list[str]) -> dict[str, Any]:
         if isinstance(number := part("train_evaluation", theirs), int):
             options[ours] = number
     drawn = part("train_evaluation", "generation_kwargs", default={})
-    if sampling := {name: drawn[name] for name in ("temperature", "top_k", "top_p") if name in drawn}:
-        options["evaluation.sampling"] = sampling
+    sampling = {name: drawn[name] for name in ("temperature", "top_k", "top_p") if name in drawn}
+    trained = part("alg", "policy", "args", "generation_kwargs", default={}).get("max_new_tokens")
+    sampling |= {"top_k": 1} if drawn.get("do_sample") is False else {}
+    sampling |= {"max_tokens": n} if (n := drawn.get("max_new_tokens", trained)) != trained else {}
+    options |= {"evaluation.sampling": sampling} if sampling else {}
     options |= {"evaluation.beams": beams} if (beams := drawn.get("num_beams", 1)) > 1 else {}
-    read = ("temperature", "top_k", "top_p", "num_beams", "max_new_tokens")
-    if left := [name for name in drawn if name not in read and drawn[name] is not True]:
+    read = ("do_sample", "temperature", "top_k", "top_p", "num_beams", "max_new_tokens")
+    if left := [name for name in drawn if name not in read]:
         comments.append(f"train_evaluation.generation_kwargs {', '.join(left)}: evaluation.sampling, docs/options.md")
     listed = [str(m.get("id")) for m in part("train_evaluation", "metrics", default=[]) if isinstance(m, Mapping)]
     if known := [REWARDS[name] for name in listed if name in REWARDS]:
