@@ -286,6 +286,12 @@ def test_a_test_that_does_not_need_the_programs_process_is_taken(setup, test):
     assert problem_of(Task("a", "Write f.", {"tests": ["assert f(2) == 1", test], "setup": setup})).setup == setup
 
 
+@cases([1, 0.5, 0, -1], [1, 2, 3], {"pass": 1.0}, "a,b,c,d")
+def test_wrong_scores_of_outcomes_are_refused(outcomes):
+    with pytest.raises(OperantError, match="give four finite numbers, from the worst outcome to the best, or a mapping"):
+        UnitTests(outcomes=outcomes)
+
+
 def test_kept_verdicts_make_a_replay_exact(tmp_path, monkeypatch):
     """Each of 16 programs passes with probability 1/2; the same reward in another process, as it were, agrees."""
     target = {"tests": ["assert f() == 1"]}

@@ -253,7 +253,7 @@ def state(folder: Path, done: int, steps: int) -> State:
 
 def of_scores(name: str) -> bool:
     """Whether scores before and after a change of the option `name` cannot be compared."""
-    return name.partition(".")[0] in ("reward", "env")
+    return name.partition(".")[0] in ("reward", "env", "sampling", "data")
 
 
 def is_export(folder: Path) -> bool:

@@ -235,9 +235,9 @@ class PeriodicEvaluation:
 
     def changed(self, names: Collection[str]) -> None:
         """Leave out what was measured before training in another way: the options of these `names` have changed."""
-        if self.before is not None and any(map(of_scores, names)):
+        if self.before is not None and (found := sorted(filter(of_scores, names))):
             self.before, self.probed = None, {}
-            self.folder.log_message("reward or env has changed: the scores from before training are left out")
+            self.folder.log_message(f"{', '.join(found)} changed: the scores from before training are left out")
         elif self.before is not None and "evaluation.metrics" in names:
             self.before = replace(self.before, measured=NOTHING)
             self.folder.log_message("metrics have changed: those from before training are left out")

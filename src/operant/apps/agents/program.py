@@ -420,7 +420,8 @@ def run_command(command: str, task: Task, client: ModelClient) -> float | None:
         output.seek(0)
         lines = output.read().decode("utf-8", errors="replace").strip().splitlines()
     last = lines[-1] if lines else ""
-    require(process.ended == "ended with exit status 0", f"{command} {process.ended}: {last[-300:]}")
+    said = f": {last[-300:]}" if last else ""
+    require(process.ended == "ended with exit status 0", f"{command} {process.ended}{said}")
     try:
         return float(last)
     except ValueError as error:

@@ -193,12 +193,12 @@ def ladder(outcomes: object) -> dict[str, float]:
     if outcomes is None:
         return CODERL
     given = outcomes.split(",") if isinstance(outcomes, str) else outcomes
-    if isinstance(given, (list, tuple)) and len(given) == len(OUTCOMES):
+    if listed := isinstance(given, (list, tuple)) and len(given) == len(OUTCOMES):
         given = dict(zip(OUTCOMES, given, strict=True))
     try:
         if isinstance(given, Mapping) and set(given) <= set(OUTCOMES) and given:
             scores = CODERL | {name: float(number) for name, number in given.items()}
-            if all(map(math.isfinite, scores.values())):
+            if all(map(math.isfinite, scores.values())) and not (listed and scores[OUTCOMES[0]] > scores["passed"]):
                 return scores
     except (TypeError, ValueError):
         pass
