@@ -149,10 +149,10 @@ def test_a_line_search_that_accepts_nothing_moves_nothing(scores, options):
 
 
 def test_a_refused_critic_leaves_the_step_of_the_policy(monkeypatch):
-    def broken(out, batch):
+    def broken(out, batch, value_clip):
         return {"loss": out.values * float("nan")}
 
-    monkeypatch.setattr("operant.training.objective.critic_loss", broken)
+    monkeypatch.setattr("operant.objectives.losses.value_error", broken)
     learner = Learner(lm(), algorithm="trpo", keep_gradients=True, **{"kl.coef": 0.0})
     head, before = flat(learner.policy.value_head.parameters()), flat(learner.rule.moved)
     with pytest.warns(UserWarning):

@@ -58,7 +58,7 @@ class Objective:
     @property
     def of_critic(self) -> "Objective":
         """The objective of the critic by itself."""
-        return replace(self, loss=critic_loss, kl=None, whiten=None)
+        return replace(self, loss=partial(losses.value_error, value_clip=None), kl=None, whiten=None)
 
 
 def make_objective(
@@ -79,11 +79,6 @@ def make_objective(
         kl=options["kl"] if reference is not None else None,
         reference=reference,
     )
-
-
-def critic_loss(out: Outputs, batch: Batch) -> dict[str, Tensor]:
-    """Half the squared error of the critic [B, T], and its metrics."""
-    return losses.value_error(out, batch, value_clip=None)
 
 
 def critic_and_rest(policy: Policy, what: str) -> tuple[nn.Module, list[nn.Parameter]]:

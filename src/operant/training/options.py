@@ -209,14 +209,20 @@ def with_base(base: Mapping[str, object], own: Mapping[str, object]) -> dict[str
 
 def checked_options(name: str, given: Mapping[str, object]) -> OptionGroups:
     """Compose the options of a learner from full names and check them together: one object for each group."""
-    known = schema(find(name))
+    algorithm = find(name)
+    known = schema(algorithm)
     composed = compose(known, given)
     for group in ("loss", "advantage"):
         composed[group] = defaults(known[group]) | composed[group]
-    _check_groups_are_used(name, known, composed)
+    for group, part in missing_parts(algorithm).items():
+        method_values = {full: value for full, value in algorithm.defaults.items() if full.startswith(f"{group}.")}
+        unchanged = compose({group: known[group]}, method_values)[group]
+        for option, value in values(composed[group]).items():
+            if value != getattr(unchanged, option):
+                raise OperantError(f"{group}.{option}={shown(value)}: algorithm {name} has no {part}; leave it out")
     options = cast(OptionGroups, composed)
     _check_combinations(name, options)
-    _check_loss_and_advantage(find(name), options)
+    _check_loss_and_advantage(algorithm, options)
     return options
 
 
@@ -240,17 +246,6 @@ def own_options(name: str, known: Schema, given: Mapping[str, object]) -> dict[s
         raise OperantError(
             f"{str(error).split(';')[0]} with algorithm={name}: it belongs to {' and '.join(owners)}; leave it out"
         ) from error
-
-
-def _check_groups_are_used(name: str, known: Schema, composed: Mapping[str, object]) -> None:
-    """Refuse changed options of a group that the method would ignore."""
-    algorithm = find(name)
-    for group, part in missing_parts(algorithm).items():
-        method_values = {full: value for full, value in algorithm.defaults.items() if full.startswith(f"{group}.")}
-        unchanged = compose({group: known[group]}, method_values)[group]
-        for option, value in values(composed[group]).items():
-            if value != getattr(unchanged, option):
-                raise OperantError(f"{group}.{option}={shown(value)}: algorithm {name} has no {part}; leave it out")
 
 
 def _check_loss_and_advantage(algorithm: Algorithm, options: OptionGroups) -> None:

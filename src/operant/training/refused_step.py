@@ -103,29 +103,22 @@ def first_fault(
     if fault := find_at_actions(given, batch):
         return fault
     try:
-        for rows in cut(batch, units(batch, objective.unit), tokens):
-            if fault := _fault_in_micro_batch(policy, batch.rows(torch.tensor(rows)), objective, sampling):
-                return fault if fault.row is None else replace(fault, row=rows[fault.row])
+        for rows in map(torch.tensor, cut(batch, units(batch, objective.unit), tokens)):
+            piece = batch.rows(rows)
+            out, terms = forward(policy, piece, objective, sampling)
+            loss = terms["loss"]
+            seen = {"log-prob": out.logprobs, "logsumexp": out.logsumexp, "value": out.values}
+            if fault := find_at_actions(seen | ({"loss": loss} if loss.ndim == 2 else {}), piece):
+                return replace(fault, row=int(rows[fault.row]))
+            whole = losses.total(loss, piece)
+            if not bool(whole.isfinite()):
+                return NonFinite("loss", str(float(whole.detach())))
+            whole.backward()
+            for name, p in reversed(list(policy.named_parameters())):  # in the order of the backward pass
+                if p.grad is not None and not bool(p.grad.isfinite().all()):
+                    return NonFinite(f"gradient of {name}", str(float(p.grad[~p.grad.isfinite()][0])))
         norms = [p.grad.norm() for p in policy.parameters() if p.grad is not None]
         norm = float(torch.stack(norms).norm()) if norms else 0.0
         return None if norm - norm == 0 else NonFinite("gradient norm", str(norm))
     finally:
         policy.zero_grad()
-
-
-def _fault_in_micro_batch(policy: Policy, piece: Batch, objective: Objective, sampling: Sampling) -> NonFinite | None:
-    """The first fault of a micro-batch; its row is counted within the micro-batch."""
-    out, terms = forward(policy, piece, objective, sampling)
-    loss = terms["loss"]
-    seen = {"log-prob": out.logprobs, "logsumexp": out.logsumexp, "value": out.values}
-    seen |= {"loss": loss} if loss.ndim == 2 else {}
-    if fault := find_at_actions(seen, piece):
-        return fault
-    whole = losses.total(loss, piece)
-    if not bool(whole.isfinite()):
-        return NonFinite("loss", str(float(whole.detach())))
-    whole.backward()
-    for name, p in reversed(list(policy.named_parameters())):  # in the order of the backward pass
-        if p.grad is not None and not bool(p.grad.isfinite().all()):
-            return NonFinite(f"gradient of {name}", str(float(p.grad[~p.grad.isfinite()][0])))
-    return None
