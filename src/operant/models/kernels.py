@@ -116,25 +116,21 @@ def attend(
     if rows is None or (len(query), query.shape[2], key.shape[2]) != (1, sum(rows.lengths), sum(rows.lengths)):
         raise ValueError("these are not the rows that were laid out")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    run = kernel(q.device, q.dtype)
+    run, shared = kernel(q.device, q.dtype), q.shape[1] != k.shape[1]
     if run is not None and q.shape[-1] == v.shape[-1] <= 256 and q.shape[-1] % 8 == 0:
         longest = max(rows.lengths)
-        causal = {"scale": scaling, "window_size": (-1, 0), "enable_gqa": q.shape[1] != k.shape[1]}
+        causal = {"scale": scaling, "window_size": (-1, 0), "enable_gqa": shared}
         return run(q, k, v, rows.edges, rows.edges, longest, longest, **causal)[None], None
-    return _row_by_row(q, k, v, rows, scaling)[None], None
-
-
-def _row_by_row(q: Tensor, k: Tensor, v: Tensor, rows: _PackedRows, scale: float | None) -> Tensor:
-    """Attention [S, H, D] within packed rows, without a kernel for it. Adjacent rows of equal length share one call."""
-    runs = [(length, length * len(list(run))) for length, run in groupby(rows.lengths)]
+    # Without a kernel for it, adjacent rows of equal length share one call.
+    runs = [(length, length * len(list(equal))) for length, equal in groupby(rows.lengths)]
     # One split: the backward pass of a slice would write zeros for the whole of q, k and v, once for each slice.
     parts = zip(*(x.split([size for _, size in runs]) for x in (q, k, v)), strict=True)
-    out, shared = [], q.shape[1] != k.shape[1]
+    out = []
     for (length, _), part in zip(runs, parts, strict=True):
         few = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in part)
-        some = scaled_dot_product_attention(*few, is_causal=True, scale=scale, enable_gqa=shared)
+        some = scaled_dot_product_attention(*few, is_causal=True, scale=scaling, enable_gqa=shared)
         out.append(some.transpose(1, 2).flatten(0, 1))
-    return torch.cat(out)
+    return torch.cat(out)[None], None
 
 
 def quick(device: torch.device, numbers: torch.dtype) -> bool:

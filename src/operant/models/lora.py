@@ -113,9 +113,7 @@ def train_adapter(model: LanguageModel) -> LanguageModel:
 
 
 def unwrapped(model: LanguageModel) -> LanguageModel:
-    """The model inside peft's wrapper, if any, with its adapter trainable. One without an adapter is unchanged."""
-    if not adapters.adapted(model):
-        return model
+    """The model inside peft's wrapper, if any, with its adapter trainable."""
     if len(model.peft_config) != 1:
         raise OperantError(f"the model has adapters {', '.join(model.peft_config)}: keep one, with delete_adapter")
     config = next(iter(model.peft_config.values()))

@@ -124,29 +124,27 @@ def unreported() -> Iterator[None]:
 
 
 def load_any(auto: Any, folder: str | Path, what: str, **kwargs: object) -> tuple[Any, dict[str, Any]]:
-    """Load a folder with `auto`, a model class of transformers; returns the model and its loading info."""
-    _check_weight_files(Path(folder))
+    """Load a folder with `auto`, a model class of transformers; returns the model and its loading info.
+
+    Raises: OperantError for weights that are damaged, pickled, or in another folder.
+    """
+    path = Path(folder)
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        with _explained(path, "a model in several files"):
+            names = set(map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        if odd := sorted(name for name in names if Path(name).name != name):
+            raise OperantError(f"{index} leads out of its folder, to {odd[0]!r}: put the file beside it")
+    pickled = [found.name for pattern in PICKLES for found in path.glob(pattern)]
+    if pickled and not any(path.glob("*.safetensors")):
+        raise OperantError(
+            f"{path} has its weights in {pickled[0]}, and reading such a file may run any program: "
+            "convert it where you trust it, with save_pretrained, to safetensors"
+        )
     with quietly(), _explained(folder, what):
         model, notes = auto.from_pretrained(folder, **HERE, use_safetensors=True, output_loading_info=True, **kwargs)
     check_finite(dict(model.named_parameters()), folder)
     return model, notes
-
-
-def _check_weight_files(folder: Path) -> None:
-    """Raises: OperantError for weights that are pickled, or that are in another folder."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        with _explained(folder, "a model in several files"):
-            names = set(map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        if odd := sorted(name for name in names if Path(name).name != name):
-            raise OperantError(f"{index} leads out of its folder, to {odd[0]!r}: put the file beside it")
-    if any(folder.glob("*.safetensors")):
-        return
-    if pickled := [path.name for pattern in PICKLES for path in folder.glob(pattern)]:
-        raise OperantError(
-            f"{folder} has its weights in {pickled[0]}, and reading such a file may run any program: "
-            "convert it where you trust it, with save_pretrained, to safetensors"
-        )
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
