@@ -28,14 +28,20 @@ class Groups:
 
     @staticmethod
     def of(batch: Batch) -> "Groups":
-        """The groups of a batch."""
+        """The groups of a batch. A label that is above the next one of its group by rounding alone is equal to it."""
         rows = torch.unique(batch.episodes, return_inverse=True)[1]
         count = int(rows.max()) + 1
         paid = (batch.rewards * batch.actions).sum(1)
         labels = paid.new_zeros(count).index_add(0, rows, paid)
         group = batch.groups.new_zeros(count).scatter(0, rows, batch.groups)
         numbers = torch.unique(group, return_inverse=True)[1]
-        return Groups(rows, _without_rounding(labels, numbers), numbers)
+        order = labels.argsort()
+        order = order[numbers[order].argsort(stable=True)]
+        ordered, within = labels[order], numbers[order]
+        largest = torch.zeros_like(labels).scatter_reduce(0, numbers, labels.abs(), "amax")
+        apart = (within.diff() > 0) | (ordered.diff() > ROUNDING * largest[within[1:]])
+        apart = torch.cat([apart.new_ones(1), apart])
+        return Groups(rows, labels.index_copy(0, order, ordered[apart][apart.cumsum(0) - 1]), numbers)
 
     @property
     def count(self) -> int:
@@ -86,17 +92,6 @@ class Groups:
         return torch.where(first, x.detach()[self.rows], torch.nan)
 
 
-def _without_rounding(labels: Tensor, numbers: Tensor) -> Tensor:
-    """The labels [E], where one that differs from the next smaller of its group by rounding alone is equal to it."""
-    order = labels.argsort()
-    order = order[numbers[order].argsort(stable=True)]
-    ordered, group = labels[order], numbers[order]
-    largest = torch.zeros_like(labels).scatter_reduce(0, numbers, labels.abs(), "amax")
-    apart = (group.diff() > 0) | (ordered.diff() > ROUNDING * largest[group[1:]])
-    apart = torch.cat([apart.new_ones(1), apart])
-    return labels.index_copy(0, order, ordered[apart][apart.cumsum(0) - 1])
-
-
 def at_last(x: Tensor, batch: Batch) -> Tensor:
     """[B] a [B, T] tensor at the last action of each row."""
     places = torch.arange(x.shape[1], device=x.device) * batch.actions
@@ -137,7 +132,11 @@ def reward_model(
     if kind == "pairwise":
         loss = _of_pairs(scores, groups, margin, ties, tie)
     elif kind in ("ranking", "best"):
-        loss = _of_ranking(scores, labels, groups, only_best=kind == "best")
+        highest, lowest = groups.extremes()
+        chosen = ~lowest & highest if kind == "best" else ~lowest
+        among = (groups.numbers[:, None] == groups.numbers) & (labels <= labels[:, None])
+        rest = torch.logsumexp(torch.where(among, scores, -torch.inf), 1)
+        loss = groups.mean((rest - scores)[chosen], groups.numbers[chosen])
     elif kind == "rating":
         loss = groups.mean((scores - labels) ** 2, groups.numbers)
     else:
@@ -190,14 +189,3 @@ def _of_pairs(scores: Tensor, groups: Groups, margin: float, ties: str, tie: flo
         # P(tie) = (theta^2 - 1) / ((1 + theta e^-d) (1 + theta e^d))
         tied = softplus(theta - even) + softplus(theta + even) - math.log(math.expm1(2 * theta))
     return groups.mean(torch.cat([won, tied]), groups.numbers[torch.cat([better, one])])
-
-
-def _of_ranking(scores: Tensor, labels: Tensor, groups: Groups, *, only_best: bool) -> Tensor:
-    """[B] Plackett-Luce."""
-    same = groups.numbers[:, None] == groups.numbers
-    highest, lowest = groups.extremes()
-    chosen = ~lowest & highest if only_best else ~lowest
-    among = same & (labels <= labels[:, None])
-    rest = torch.logsumexp(torch.where(among, scores, -torch.inf), 1)
-    places = chosen.nonzero()[:, 0]
-    return groups.mean((rest - scores)[places], groups.numbers[places])
