@@ -185,8 +185,22 @@ class Completions(Client):
         return [found[key] for key in keys]
 
     def once(self, address: str, content: Any) -> Any:
-        """The answer to a request that is sent once, if the budget allows it."""
-        reserved, used = self.reserve(content), None
+        """The answer to a request that is sent once, if the budget allows the most that it may cost."""
+        texts = [message["content"] for message in content["messages"]] if self.chat else [content["prompt"]]
+        most = max(content.get(name, 0) for name in ("max_tokens", "max_completion_tokens")) * content.get("n", 1)
+        sizes = (len(text.encode(errors="replace") if isinstance(text, str) else text) for text in texts)
+        reserved, used = sum(sizes) + AROUND + most, None
+        kept = "answers are in the cache" if self.cache.path else "name a file with cache, so that answers are kept"
+        with self._lock:
+            spent = self.spent
+            if self.budget_requests is not None and spent.requests >= self.budget_requests:
+                raise OperantError(f"completions.budget_requests={self.budget_requests} is spent: raise it ({kept})")
+            if self.budget_tokens is not None and spent.tokens + reserved > self.budget_tokens:
+                raise OperantError(
+                    f"completions.budget_tokens={self.budget_tokens}: {spent.tokens} are spent or under way, and the "
+                    f"next request may cost {reserved}: raise it ({kept})"
+                )
+            self.spent = replace(spent, requests=spent.requests + 1, tokens=spent.tokens + reserved)
         try:
             answer = super().once(address, content)
             usage = answer.get("usage") if isinstance(answer, dict) else None
@@ -198,28 +212,6 @@ class Completions(Client):
             raise
         finally:
             self.spend(tokens=0 if used is None else used - reserved)
-
-    def reserve(self, body: Mapping[str, Any]) -> int:
-        """Count a request and the most tokens that it may cost, which are returned.
-
-        Raises: OperantError if the budget does not allow it.
-        """
-        texts = [message["content"] for message in body["messages"]] if self.chat else [body["prompt"]]
-        most = max(body.get(name, 0) for name in ("max_tokens", "max_completion_tokens")) * body.get("n", 1)
-        sizes = (len(text.encode(errors="replace") if isinstance(text, str) else text) for text in texts)
-        tokens = sum(sizes) + AROUND + most
-        kept = "answers are in the cache" if self.cache.path else "name a file with cache, so that answers are kept"
-        with self._lock:
-            spent = self.spent
-            if self.budget_requests is not None and spent.requests >= self.budget_requests:
-                raise OperantError(f"completions.budget_requests={self.budget_requests} is spent: raise it ({kept})")
-            if self.budget_tokens is not None and spent.tokens + tokens > self.budget_tokens:
-                raise OperantError(
-                    f"completions.budget_tokens={self.budget_tokens}: {spent.tokens} are spent or under way, and the "
-                    f"next request may cost {tokens}: raise it ({kept})"
-                )
-            self.spent = replace(spent, requests=spent.requests + 1, tokens=spent.tokens + tokens)
-        return tokens
 
     def spend(self, *, tokens: int = 0, cached: int = 0) -> None:
         """Correct what a request was counted with."""

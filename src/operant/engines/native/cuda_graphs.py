@@ -112,7 +112,9 @@ class Static(Pooled):
         self.cache.clear()
 
     def step(self, ids: Tensor) -> None:
-        window, rows = self.cache, self._rows()
+        window, rows = self.cache, self.cache.rows
+        while rows // FEWER >= max(self.live, 8):
+            rows //= FEWER
         window.stepping()
         window.ids[: self.live].copy_(ids)
         if rows not in self.buffer.graphs and self.capture:
@@ -126,12 +128,6 @@ class Static(Pooled):
         self.states = states[: self.live]
         # The next replay overwrites both tensors. `states` is used before that, `below` is stored.
         self.below = below[: self.live].clone() if below is not None else None
-
-    def _rows(self) -> int:
-        rows = self.cache.rows
-        while rows // FEWER >= max(self.live, 8):
-            rows //= FEWER
-        return rows
 
     def _compute(self, rows: int) -> tuple[Tensor, Tensor | None]:
         """One step without a graph: the states, and the trunk states of the tokens that were fed."""

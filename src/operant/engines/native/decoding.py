@@ -177,7 +177,12 @@ class Cached(Decoding):
     def admit(self, prompts: Sequence[list[int]], following: list[int] | None = None) -> None:
         unique, sources = distinct(prompts)
         if self.policy.encoder_decoder:
-            self._encode(unique)
+            tokens, mask = layout.pad(unique, "right", self.policy.device)
+            self.mask = mask.long()
+            self.source = self.policy.encoded(tokens, self.mask)
+            start = torch.full((len(unique), 1), self.policy.start_token, device=self.policy.device)
+            feed = {"encoder_outputs": self.source, "attention_mask": self.mask, "decoder_input_ids": start}
+            self.states, self.cache = self.policy.last_states(**feed)
         else:
             feed = self._left(unique)
             self.mask = feed.get("attention_mask")
@@ -211,16 +216,6 @@ class Cached(Decoding):
             self.source = type(self.source)(last_hidden_state=self.source.last_hidden_state[rows])
         else:
             self.lengths = self.lengths[rows]
-
-    def _encode(self, prompts: list[list[int]]) -> None:
-        policy = self.policy
-        tokens, mask = layout.pad(prompts, "right", policy.device)
-        self.mask = mask.long()
-        self.source = policy.encoded(tokens, self.mask)
-        start = torch.full((len(prompts), 1), policy.start_token, device=policy.device)
-        self.states, self.cache = self.policy.last_states(
-            encoder_outputs=self.source, attention_mask=self.mask, decoder_input_ids=start
-        )
 
 
 class Whole(Decoding):
