@@ -4,7 +4,6 @@ A world that asks for several replies to one prompt (`Step.at`) makes branches. 
 about the others, so each is an attempt of its own; what led to them is one more, which ends where they begin.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -27,7 +26,11 @@ def branches(rollout: Rollout, score: Total, discount: float = 1.0) -> list[tupl
     following: dict[int, list[int]] = {number: [] for number in range(-1, len(turns))}
     for number, parent in enumerate(before):
         following[parent].append(number)
-    scores = _by_turn(rollout, score)
+    if score is None or isinstance(score, (int, float)):
+        scores = [*([0.0] for _ in turns[1:]), [float(score or 0.0)]]
+    else:
+        ends = accumulate(turn.count for turn in turns)
+        scores = [[float(x) for x in score[end - turn.count : end]] for turn, end in zip(turns, ends)]
     returns, paid = [0.0] * len(turns), [turn.reward for turn in turns]
     for number in reversed(range(len(turns))):
         ahead = [returns[other] for other in following[number]]
@@ -69,11 +72,3 @@ def _led_to(turn: Turn, following: list[int] | None) -> int:
         return 0
     ids = (turn.prompt + turn.action)[: len(following)]
     return len(ids) if following[: len(ids)] == ids else 0
-
-
-def _by_turn(rollout: Rollout, score: Total) -> list[Sequence[float]]:
-    """The part of a score that each turn has."""
-    if score is None or isinstance(score, (int, float)):
-        return [*([0.0] for _ in rollout.turns[1:]), [float(score or 0.0)]]
-    ends = accumulate(turn.count for turn in rollout.turns)
-    return [[float(x) for x in score[end - turn.count : end]] for turn, end in zip(rollout.turns, ends)]

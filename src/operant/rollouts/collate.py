@@ -56,9 +56,12 @@ def collate(
     )
     width = turns.shape[1]
     choices = [(i * width + column, *choice) for i, row in enumerate(rows) for column, *choice in row["choices"]]
-    batch = batch.with_(
-        states=_cached_states(rows, width) if not choices else None, choices=Choices.of(choices) if choices else None
-    )
+    if choices:
+        batch = batch.with_(choices=Choices.of(choices))
+    # The last token of a row has no state, because it was never fed to the model.
+    elif all(row["states"] is not None and len(row["states"]) == len(row["tokens"]) - 1 for row in rows):
+        padded = torch.nn.utils.rnn.pad_sequence([row["states"] for row in rows], batch_first=True)
+        batch = batch.with_(states=torch.nn.functional.pad(padded, (0, 0, 0, width - padded.shape[1])))
     if not any(row["allowed"] for row in rows):
         return batch
     pieces = [row["allowed"][t] if t < len(row["allowed"]) else [] for row in rows for t in range(width)]
@@ -164,18 +167,6 @@ def _rectangle(rows: list[dict[str, Any]], name: str, fill: float, dtype: torch.
     """[B, T] one field of all rows, padded on the right with `fill`."""
     width = max(len(row[name]) for row in rows)
     return torch.tensor([row[name] + [fill] * (width - len(row[name])) for row in rows], dtype=dtype)
-
-
-def _cached_states(rows: list[dict[str, Any]], width: int) -> Tensor | None:
-    """[B, T, D] the trunk states that were computed during generation; None unless every row has them.
-
-    The last token of a row has no state, because it was never fed to the model.
-    """
-    states = [row["states"] for row in rows]
-    if any(s is None or len(s) != len(row["tokens"]) - 1 for s, row in zip(states, rows, strict=True)):
-        return None
-    padded = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
-    return torch.nn.functional.pad(padded, (0, 0, 0, width - padded.shape[1]))
 
 
 def units(batch: Batch, unit: str = "episode") -> list[list[int]]:
