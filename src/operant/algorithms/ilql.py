@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from operant.algorithms.base import Algorithm, Needs
-from operant.objectives.advantages import by_turn, check_options, episode_index, gather, next_values, scatter
+from operant.objectives.advantages import check_options, discounts_of, episode_index, gather, next_values, scatter
 from operant.types import Batch, OperantError, Outputs, require
 
 
@@ -55,9 +55,7 @@ def with_discounts(batch: Batch, *, gamma: float = 0.99, turn_gamma: float = 1.0
     """
     check_options(gamma=gamma, turn_gamma=turn_gamma)
     index = episode_index(batch)
-    discounts = by_turn(gather(batch.turns, index, -1), gamma, gamma * turn_gamma, batch.rewards.dtype)
-    if batch.skipped is not None:
-        discounts = discounts * (gamma * turn_gamma) ** gather(batch.skipped, index).to(discounts)
+    discounts = discounts_of(batch, index, gamma, turn_gamma)
     return batch.with_(extra={**batch.extra, "discount": scatter(discounts, index, batch.tokens.shape)})
 
 
