@@ -123,15 +123,11 @@ class Episode:
 
     def take(self, completion: Completion, text: str, chosen: int | None, options: list[list[int]] | None) -> None:
         """Append a reply. `options`: the ids of all options if it was a choice, and `chosen` its index."""
-        c = completion
-        turn = Turn(
-            self.prompt, c.action, c.logprobs, c.values, c.end, c.version, unconditioned=self.own, parent=self.parent
-        )
-        if options is None:
-            turn = replace(turn, allowed=c.allowed, states=c.states)
-        else:
-            turn = replace(turn, options=options, chosen=chosen, probabilities=c.probabilities)
-        self.turns.append(turn)
+        c, more = completion, {"allowed": completion.allowed, "states": completion.states}
+        if options is not None:
+            more = {"options": options, "chosen": chosen, "probabilities": c.probabilities}
+        more |= {"unconditioned": self.own, "parent": self.parent}
+        self.turns.append(Turn(self.prompt, c.action, c.logprobs, c.values, c.end, c.version, **more))
         self.texts.append(text)
 
     def answer(self, step: Step, fits: Fits) -> Rollout | None:
