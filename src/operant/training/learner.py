@@ -225,7 +225,18 @@ class Learner(LearnerParts):
                 self.moments.load_state_dict(moments_before)
         sync(self, metrics)
         self.updating = False  # an engine that did not take the weights leaves a step that nobody may save
-        return self._log(metrics, step.coef, lr)
+        known = {"step": self.progress.step, "episodes": self.progress.episodes, "update/lr": lr}
+        known["update/micro_tokens"] = self.budget.tokens
+        if self.reference is not None:
+            known["kl/coef"] = step.coef
+        if self.kl.loss_coef:
+            known["kl/loss_coef"] = self.kl.loss_coef
+        # The history has the same names in every step: interning stores the text of each name once.
+        logged = {sys.intern(name): value for name, value in (known | metrics | self.clock.take()).items()}
+        self.history.append(logged)
+        if len(self.history) > HISTORY:
+            del self.history[HISTORY // 10]  # the steps before it stay, because they show the start of the run
+        return logged
 
     @cached_property
     def stages(self) -> Stages:
@@ -329,21 +340,6 @@ class Learner(LearnerParts):
         objects = {"policy": policy, "tokenizer": tokenizer, "reference": reference, "algorithm": algorithm}
         objects |= {"engine": engine, "env": env, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
         return SOMETIMES["load"](cls, Path(folder), objects, options)
-
-    def _log(self, metrics: dict[str, float], coef: float, lr: float) -> dict[str, float]:
-        """Return the metrics with counters, coefficients and times added, and append them to the history."""
-        known = {"step": self.progress.step, "episodes": self.progress.episodes, "update/lr": lr}
-        known["update/micro_tokens"] = self.budget.tokens
-        if self.reference is not None:
-            known["kl/coef"] = coef
-        if self.kl.loss_coef:
-            known["kl/loss_coef"] = self.kl.loss_coef
-        # The history has the same names in every step: interning stores the text of each name once.
-        logged = {sys.intern(name): value for name, value in (known | metrics | self.clock.take()).items()}
-        self.history.append(logged)
-        if len(self.history) > HISTORY:
-            del self.history[HISTORY // 10]  # the steps before it stay, because they show the start of the run
-        return logged
 
     @contextmanager
     def engine_of(self, policy: Policy) -> Iterator[Engine]:

@@ -4,7 +4,7 @@ Micro-batches bound the memory of a pass. Their size changes no number.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from operant import distributed
-from operant.algorithms import Algorithm
 from operant.bounds import bounded, check_bounds
 from operant.distributed import GradientSum
 from operant.machine import beat
@@ -24,7 +23,6 @@ from operant.models.logprobs import DIVERGENCES
 from operant.models.policy import Policy
 from operant.models.twins import add_gradients, both, dealt, twins_of
 from operant.objectives import losses
-from operant.objectives.advantages import normalised
 from operant.objectives.kl import EXACT, KLOptions, direct_term, estimate, exact_kl, loss_term
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
@@ -59,26 +57,6 @@ class Objective:
     def of_critic(self) -> "Objective":
         """The objective of the critic by itself."""
         return replace(self, loss=partial(losses.value_error, value_clip=None), kl=None, whiten=None)
-
-
-def make_objective(
-    algorithm: Algorithm, options: Mapping[str, Any], reference: Policy | None, sampling: Sampling
-) -> Objective:
-    """The objective of a learner with these options. Without a reference, it has no KL term."""
-    loss, advantage = options["loss"], options["advantage"]
-    whitens = advantage.get("whiten_scope") == "minibatch"
-    return Objective(
-        loss=partial(algorithm.loss, **loss),
-        unit=algorithm.unit,
-        per=algorithm.per if options["update"].per is None else PER[options["update"].per],
-        horizon=sampling.max_tokens,
-        entropy_gradient=bool(loss.get("entropy_coef")),
-        divergences=(loss["divergence"],) if "divergence" in loss else DIVERGENCES,
-        likeliest=loss.get("likeliest"),
-        whiten=partial(normalised, unbiased=advantage.get("unbiased", False)) if whitens else None,
-        kl=options["kl"] if reference is not None else None,
-        reference=reference,
-    )
 
 
 def critic_and_rest(policy: Policy, what: str) -> tuple[nn.Module, list[nn.Parameter]]:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -18,16 +19,18 @@ from operant.algorithms import preset as find_preset
 from operant.engines import ENGINES
 from operant.envs import SingleTurn
 from operant.import_by_name import Lazy
+from operant.models.logprobs import DIVERGENCES
 from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
 from operant.models.reference import PolicyCopy
+from operant.objectives.advantages import normalised
 from operant.objectives.kl import controller
 from operant.options import values
 from operant.rewards.shaping import RunningMoments
 from operant.rollouts.play import Attempts
 from operant.sampling import Sampling
 from operant.training.nonfinite import RefusedStep
-from operant.training.objective import Objective, make_objective
+from operant.training.objective import PER, Objective
 from operant.training.options import OptionGroups, check_length, check_reference, learner_options
 from operant.training.own_optimizer import OwnOptimizer, check_given, with_kind
 from operant.training.setup import configured_sampling, load_trained_policy, make_copies, prepare_engine, tell_room
@@ -202,9 +205,22 @@ class LearnerParts:
             yield
 
     def objective(self, sampling: Sampling) -> Objective:
-        """The objective that the update minimises."""
+        """The objective that the update minimises. Without a reference, it has no KL term."""
         reference = self.reference.policy if self.reference is not None else None
-        return make_objective(self.algorithm, self.options, reference, sampling)
+        loss, advantage, per = self.options["loss"], self.options["advantage"], self.options["update"].per
+        whitens = advantage.get("whiten_scope") == "minibatch"
+        return Objective(
+            loss=partial(self.algorithm.loss, **loss),
+            unit=self.algorithm.unit,
+            per=self.algorithm.per if per is None else PER[per],
+            horizon=sampling.max_tokens,
+            entropy_gradient=bool(loss.get("entropy_coef")),
+            divergences=(loss["divergence"],) if "divergence" in loss else DIVERGENCES,
+            likeliest=loss.get("likeliest"),
+            whiten=partial(normalised, unbiased=advantage.get("unbiased", False)) if whitens else None,
+            kl=self.options["kl"] if reference is not None else None,
+            reference=reference,
+        )
 
     def option_values(self) -> dict[str, object]:
         """Every option by its full name."""
