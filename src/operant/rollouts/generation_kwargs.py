@@ -108,8 +108,8 @@ generated.
 """
 
 
-def declared(base: Sampling, generation: Mapping[str, object]) -> tuple[Sampling, dict[str, object]]:
-    """The sampling to score external replies with, and the arguments that scoring cannot reproduce.
+def declared(base: Sampling, generation: Mapping[str, object]) -> Sampling:
+    """The sampling to score external replies with. Warns of arguments that scoring cannot reproduce.
 
     `generation`: the arguments that the replies were generated with. Temperature, limits and stop tokens change `base`.
     Raises: OperantError for an unknown name, with the nearest.
@@ -117,18 +117,15 @@ def declared(base: Sampling, generation: Mapping[str, object]) -> tuple[Sampling
     unscored = {k: v for k, v in generation.items() if k in UNSCORED and v not in UNSCORED[k]}
     scored = {k: v for k, v in generation.items() if k not in {*UNSCORED, *_HARMLESS, "max_length"}}
     sampling = from_generation_kwargs(base, scored)
-    return replace(sampling, top_k=0, top_p=1.0, min_p=0.0), unscored
+    if unscored:
+        named = ", ".join(f"{k}={v!r}" for k, v in unscored.items())
+        why = "as the tokens that could be drawn are unknown: ratios and KL are biased"
+        how = "generate with Learner.generate, or without these arguments"
+        warnings.warn(f"replies sampled with {named} are scored as pure sampling, {why}; {how}", stacklevel=3)
+    return replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
 
 
 def warned(sampling: Sampling) -> None:
     """Warn if the sampling's truncation biases the KL estimate."""
     if (message := sampling.warning()) is not None:
         warnings.warn(message, stacklevel=4)
-
-
-def warn_of_unscored(unscored: Mapping[str, object]) -> None:
-    """Warn that these generation arguments cannot be reproduced in scoring."""
-    named = ", ".join(f"{k}={v!r}" for k, v in unscored.items())
-    why = "as the tokens that could be drawn are unknown: ratios and KL are biased"
-    how = "generate with Learner.generate, or without these arguments"
-    warnings.warn(f"replies sampled with {named} are scored as pure sampling, {why}; {how}", stacklevel=3)

@@ -10,7 +10,7 @@ import torch
 from operant import distributed
 from operant.algorithms import Algorithm
 from operant.rewards import Judged, judge
-from operant.rollouts.generation_kwargs import declared, drawn_with, warn_of_unscored
+from operant.rollouts.generation_kwargs import declared, drawn_with
 from operant.sampling import Sampling
 from operant.training.parts import SOMETIMES, LearnerParts
 from operant.types import Judgement, OperantError, Rollout, shown
@@ -96,9 +96,7 @@ def _from_triplets(
     ahead = distributed.largest(int(next_values is not None and any(next_values)))
     if ahead and not learner.algorithm.needs.critic:
         raise OperantError(f"next_values: algorithm {learner.named['algorithm']} has no critic to use them; drop them")
-    sampling, unscored = declared(learner.sampling, generation)
-    if unscored:
-        warn_of_unscored(unscored)
+    sampling = declared(learner.sampling, generation)
     plain = [score.tolist() if isinstance(score, torch.Tensor) else score for score in named["scores"]]
     alone = named["episodes"] is None
     given = {name: named[name] for name in ("episodes", "groups", "next_values")} | {"declared": generation}
