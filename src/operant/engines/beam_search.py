@@ -49,8 +49,11 @@ class BeamSearch(NativeEngine):
             for places in by_length.values():
                 for begin in range(0, len(places), most):
                     some = places[begin : begin + most]
-                    found = self.found([prompts[place] for place in some])
-                    made |= {place: self.ended(ids, sampling) for place, ids in zip(some, found, strict=True)}
+                    read = [[*self.policy.virtual, *prompts[place]] for place in some]
+                    ids = torch.tensor(read, device=self.policy.device)
+                    out = self.policy.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
+                    found = out[:, 1 if self.policy.encoder_decoder else ids.shape[1] :].tolist()
+                    made |= {place: self.ended(reply, sampling) for place, reply in zip(some, found, strict=True)}
                     beat()
         return [made[place] for place in range(len(prompts))]
 
@@ -62,12 +65,6 @@ class BeamSearch(NativeEngine):
             f"evaluation.beams={self.beams}: the world offers options, of which one is drawn: leave it out, or draw "
             "the likeliest one, with --evaluation.sampling '{top_k: 1}'"
         )
-
-    def found(self, prompts: Sequence[list[int]]) -> list[list[int]]:
-        """What the model's search returns for prompts of one length, without the prompt."""
-        ids = torch.tensor([[*self.policy.virtual, *prompt] for prompt in prompts], device=self.policy.device)
-        out = self.policy.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
-        return out[:, 1 if self.policy.encoder_decoder else ids.shape[1] :].tolist()
 
     def ended(self, ids: list[int], sampling: Sampling) -> Completion:
         """The completion of ids that padding may follow behind a stop token. It has no log-probs: nothing was drawn."""

@@ -99,28 +99,22 @@ class NativeEngine:
             some = engine._generated([prompts[i] for i in half], sampling, [keys[i] for i in half], parts=2)
             made.update(zip(half, some, strict=True))
 
+        # Equal prompts are read together, and each where more of its beginning is kept, so that no half depends on how
+        # far the other has come.
         read = [[*self.policy.virtual, *prompt] for prompt in prompts]
-        first, second = self._halves(twin, read, sampling.max_tokens)
-        both(lambda: generate(self, first), lambda: generate(twin, second))
-        return [made[i] for i in range(len(prompts))]
-
-    def _halves(self, twin: "NativeEngine", prompts: Sequence[list[int]], new: int) -> list[list[int]]:
-        """The indices of the prompts of each half: equal ones together, and each where more of its beginning is kept.
-
-        So no half depends on how far the other has come. `new`: the most tokens of a reply.
-        """
         same: dict[tuple[int, ...], list[int]] = {}
-        for i, prompt in enumerate(prompts):
+        for i, prompt in enumerate(read):
             same.setdefault(tuple(prompt), []).append(i)
-        groups = [*same.values()] if len(same) > 1 else [[i] for i in range(len(prompts))]
+        groups = [*same.values()] if len(same) > 1 else [[i] for i in range(len(read))]
         halves: list[list[int]] = [[], []]
         if self.kept is not None and twin.kept is not None:
-            known = [self.kept.find(prompts[i])[1] - twin.kept.find(prompts[i])[1] for i, *_ in groups]
+            known = [self.kept.find(read[i])[1] - twin.kept.find(read[i])[1] for i, *_ in groups]
             halves = [[i for g, n in zip(groups, known) if n * sign > 0 for i in g] for sign in (1, -1)]
             groups = [group for group, n in zip(groups, known) if n == 0]
-        for half, more in zip(halves, dealt(groups, [len(prompt) + new for prompt in prompts])):
+        for half, more in zip(halves, dealt(groups, [len(prompt) + sampling.max_tokens for prompt in read])):
             half += [i for group in more for i in group]
-        return halves
+        both(lambda: generate(self, halves[0]), lambda: generate(twin, halves[1]))
+        return [made[i] for i in range(len(prompts))]
 
     def _generated(
         self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int], parts: int = 1
