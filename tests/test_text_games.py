@@ -15,7 +15,7 @@ from operant import Learner, OperantError, Task
 from operant.apps.games.rooms import CARRIED, Rooms, RoomsGame, actions, layout, solution, won
 from operant.apps.games.textworld import SCORED, clean
 from operant.envs import for_evaluation
-from operant.envs.games import GameState, TextGames, split_reply
+from operant.envs.games import GameState, TextGames
 from operant.envs.isolated import IsolatedEnv, WorkerEnv
 from operant.envs.memory import TEMPLATES, GameMemory, Template
 from operant.runs.config import configure
@@ -74,7 +74,7 @@ def test_objectives_are_not_repeated_and_thoughts_are_forgotten():
     ("...", "", "", ""),
 )
 def test_the_command_in_a_reply(reply, mark, thought, command):
-    assert split_reply(reply, mark) == (thought, command)
+    assert TextGames(template={"thought": mark}).read(reply) == (thought, command)
 
 
 # --- the world --------------------------------------------------------------------------------------------------------

@@ -160,8 +160,15 @@ class TextGames:
         raise NotImplementedError
 
     def read(self, reply: str) -> tuple[str, str]:
-        """Thought and command of a reply."""
-        return split_reply(reply, self._template.thought)
+        """Thought and command of a reply: the text before and after the template's mark, each one line.
+
+        Without a mark, there is no thought. A command ends at a line break or before one of . , ; : ? ! and a quotation
+        mark.
+        """
+        thought, _, said = reply.partition(mark) if (mark := self._template.thought) else ("", "", reply)
+        command = next((line.strip() for line in said.splitlines() if line.strip()), "")
+        command = re.split(r"[.,;:?!\"]", command, maxsplit=1)[0]
+        return " ".join(thought.split())[:2000], " ".join(command.split())[:LONGEST].rstrip()
 
     # --- the world ----------------------------------------------------------------------------------------------------
 
@@ -310,17 +317,3 @@ def observed(state: GameState) -> str:
 def listing(commands: tuple[str, ...]) -> str:
     """`a, b, or c`."""
     return " or ".join(commands) if len(commands) < 3 else f"{', '.join(commands[:-1])}, or {commands[-1]}"
-
-
-def split_reply(reply: str, mark: str = "") -> tuple[str, str]:
-    """Thought and command of a reply: the text before and after `mark`, each one line; without a mark, no thought.
-
-    A command ends at a line break or before one of the signs . , ; : ? ! and a quotation mark.
-    """
-    thought = ""
-    if mark:
-        thought, found, reply = reply.partition(mark)
-        reply = reply if found else ""
-    command = next((line.strip() for line in reply.splitlines() if line.strip()), "")
-    command = re.split(r"[.,;:?!\"]", command, maxsplit=1)[0]
-    return " ".join(thought.split())[:2000], " ".join(command.split())[:LONGEST].rstrip()

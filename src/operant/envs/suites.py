@@ -92,8 +92,8 @@ class SuiteGames(TextGames):
 
     def read(self, reply: str) -> tuple[str, str]:
         """The whole reply, or all that follows the mark of a template with thoughts."""
-        thought, found, command = reply.partition(mark) if (mark := self._template.thought) else ("", "all", reply)
-        return " ".join(thought.split())[:2000], command.strip() if found else ""
+        thought, _, command = reply.partition(mark) if (mark := self._template.thought) else ("", "", reply)
+        return " ".join(thought.split())[:2000], command.strip()
 
     def check(self) -> None:
         """Begin two episodes in a process of its own."""
