@@ -22,17 +22,14 @@ from operant.models.options import ModelOptions, recomputing
 from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.types import Batch, OperantError, require
 
+_signature = cache(inspect.signature)
+
 
 def named_cache(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a model whose `past_key_values` have the model's own name: `cache`, from transformers 5.24 on."""
-    if "past_key_values" not in kwargs or not _knows_cache(type(model)):
+    if "past_key_values" not in kwargs or "cache" not in _signature(type(model).forward).parameters:
         return kwargs
     return {"cache" if name == "past_key_values" else name: value for name, value in kwargs.items()}
-
-
-@cache
-def _knows_cache(kind: type[nn.Module]) -> bool:
-    return "cache" in inspect.signature(kind.forward).parameters
 
 
 def cache_of(out: Any) -> Any:
