@@ -185,7 +185,7 @@ class Completions(Client):
         return [found[key] for key in keys]
 
     def once(self, address: str, content: Any) -> Any:
-        """The answer to a request that is sent once, if the budget allows the most that it may cost."""
+        """The answer to a request that is sent once. Raises: OperantError if it may cost more than the budget."""
         texts = [message["content"] for message in content["messages"]] if self.chat else [content["prompt"]]
         most = max(content.get(name, 0) for name in ("max_tokens", "max_completion_tokens")) * content.get("n", 1)
         sizes = (len(text.encode(errors="replace") if isinstance(text, str) else text) for text in texts)
