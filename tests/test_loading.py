@@ -77,8 +77,21 @@ def test_the_value_head_starts_at_zero_and_the_reference_stays(kind):
     # Replies from elsewhere: the estimate may have either sign, but the policy has moved and the reference has not.
     assert abs(learner.step(*REPLIES)["kl/per_reply"]) > 1e-3
     assert before == fingerprint(learner.reference.policy) != fingerprint(learner.policy)
-    with pytest.raises(OperantError, match="reference is the model that is trained"):
-        Learner(learner.policy.model, reference=learner.policy)
+    other = Learner(learner.policy.model, reference=learner.policy)
+    assert fingerprint(other.reference.policy) == fingerprint(learner.policy), "a copy"
+
+
+def test_an_object_that_is_a_reference_can_be_trained():
+    """Of a learner whose policy is another one's reference, and afterwards as a policy of its own."""
+    first = Learner(lm(), **{"optimizer.lr": 1e-2})
+    second = Learner(lm(seed=1), reference=first.policy)
+    before = fingerprint(first.policy), second.reference.fingerprint
+    assert before[0] == before[1] and first.step(*REPLIES)["update/grad_norm"] > 0
+    assert fingerprint(first.policy) != before[0] == fingerprint(second.reference.policy)
+    frozen = lm(seed=2).requires_grad_(False)
+    assert Learner(lm(), reference=frozen).reference.policy.model is frozen, "costs no memory"
+    with pytest.warns(UserWarning, match="tensors of the model are frozen"):
+        Learner(frozen)
 
 
 @pytest.mark.parametrize("detach", [True, False])

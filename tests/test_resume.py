@@ -242,8 +242,9 @@ def test_the_command_line_goes_on_changes_and_ends(folder, capsys):
     assert main(["train", "--resume", run, "--steps", "3", "--kl.coef", "0.5"]) == 0
     lines = [json.loads(x) for x in (folder / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3] and lines[-1]["kl/coef"] == 0.5
-    assert main(["train", "--resume", run, "--steps", "2"]) == 0
-    assert "is finished: 3 of 3 steps; --steps 6 would continue it" in capsys.readouterr().out
+    assert main(["train", "--resume", run, "--steps", "2", "--kl.coef", "0.7"]) == 0
+    said = "is finished: 3 of 3 steps; --steps 6 would continue it; kl.coef would change with it, and is not stored"
+    assert said in capsys.readouterr().out
     for words, sentence in (
         (["--policy", "builtin:reviews-lm"], "policy='builtin:reviews-lm' with --resume"),
         (["--out", "elsewhere"], "--out elsewhere beside --resume"),

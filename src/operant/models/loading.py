@@ -171,20 +171,19 @@ def _find_base(folder: Path) -> Path:
 def load_reference(name: object, policy: Policy, rule: str | tuple[str, float] = "frozen") -> PolicyCopy | None:
     """The model that KL is measured against: "copy" (of the policy), None, a model's name, a Policy or a PolicyCopy.
 
-    `rule`: how a copy follows the policy.
+    An object is copied unless its weights are frozen: somebody may train it. `rule`: how a copy follows the policy.
     """
     if name is None or isinstance(name, PolicyCopy):
         return name
-    if isinstance(name, str) and name == "copy":
+    if (isinstance(name, str) and name == "copy") or (name.model if isinstance(name, Policy) else name) is policy.model:
         return PolicyCopy(policy, rule)
-    own = name.model if isinstance(name, Policy) else name
-    require(own is not policy.model, "reference is the model that is trained, which would freeze it: give 'copy'")
     alike = replace(policy.options, train_layers=None, train_head=None, chat_template=None)
     reference = load_policy(name, options=alike).to(policy.device)
     sizes = f"the reference has a vocabulary of {reference.vocabulary}, the policy one of {policy.vocabulary}"
     why = "they score the same ids, so both vocabularies must have the same size"
     require(reference.vocabulary == policy.vocabulary, f"{sizes}: {why}")
-    return PolicyCopy(reference, copy=False)
+    living = not isinstance(name, str) and any(p.requires_grad for p in reference.parameters())
+    return PolicyCopy(reference, copy=living)
 
 
 def _with_critic(

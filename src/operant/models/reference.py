@@ -124,7 +124,7 @@ class PolicyCopy:
         with self.present():
             then, found = state["fingerprint"], self.fingerprint
         why = f"the reference has fingerprint {found}, the run was started with {then}"
-        require(found == then, f"{why}: resume with the model that it began from")
+        require(found == then, f"{why}: resume with the model that it began from, as it was then")
 
 
 def trained_weights(module: nn.Module) -> dict[str, torch.Tensor]:

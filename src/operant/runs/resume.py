@@ -175,13 +175,15 @@ def finished_message(out: Path, changed: Mapping[str, object], *, fresh_optimize
     """
     with elsewhere(out):
         config = configure(stored_options(out, changed))
-    changes(out, config, fresh_optimizer=fresh_optimizer)
+    found = changes(out, config, fresh_optimizer=fresh_optimizer)
     exported = is_export(out / "export")
     path = to_resume(out / "checkpoints", lambda text: None, fresh_optimizer=True) if exported else None
     done = about(path)["step"] if path else 0
     if state(out, done, config.train.steps) != "finished":
         return None
-    return f"{out} is finished: {done} of {done} steps; --steps {2 * done} would continue it"
+    given = " and ".join(change.name for change in found if change.name != "steps")
+    more = f"; {given} would change with it, and is not stored" if given else ""
+    return f"{out} is finished: {done} of {done} steps; --steps {2 * done} would continue it{more}"
 
 
 def go_on(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer: bool) -> None:

@@ -54,9 +54,10 @@ OF_TRL = {
 class Learner(LearnerParts):
     """A policy with its critic, its reference, and all state that changes during training.
 
-    policy: a name, a transformers model (with `tokenizer`) or a Policy. reference: "copy" (a frozen snapshot of the
-    policy), None (no KL), a name or a Policy. algorithm: a name, module:object or an `Algorithm`; None: the
-    preset's, or ppo.
+    policy: a name, a transformers model (with `tokenizer`) or a Policy; an object is trained in place, so that another
+    run, or a resume, begins with it as it is then.
+    reference: "copy" (a frozen snapshot of the policy), None (no KL), a name, or a model or Policy, which is copied
+    unless its weights are frozen. algorithm: a name, module:object or an `Algorithm`; None: the preset's, or ppo.
     engine: what generates the replies, or a function that makes it from the policy; None: the policy itself.
     total_steps: the number of steps of the run, for schedules that depend on it.
     optimizer: a torch.optim.Optimizer of the policy's trained parameters, or a function from their list to one.

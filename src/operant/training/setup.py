@@ -10,6 +10,7 @@ from operant import distributed, machine
 from operant.algorithms import Algorithm, find
 from operant.bounds import bounded, check_bounds
 from operant.envs import asked
+from operant.models.adapters import adapted
 from operant.models.base import POLICIES, PolicyBase
 from operant.models.loading import BESIDE, load_policy, load_reference
 from operant.models.options import ModelOptions
@@ -69,6 +70,10 @@ def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, t
             if lost := [k for k, x in asked.items() if k not in kept and x not in (has[k], getattr(ValueOptions, k))]:
                 named = " and ".join(f"value.{name}" for name in lost)
                 warnings.warn(f"{named}: no effect, the Policy has a critic of its own", stacklevel=2)
+    elif isinstance(policy, torch.nn.Module) and not (isinstance(policy, PolicyBase) or adapted(policy)):
+        frozen = [p for p in policy.parameters() if not p.requires_grad]
+        why = f"{len(frozen)} tensors of the model are frozen (requires_grad=False), and stay so"
+        warnings.warn(why, stacklevel=2) if frozen else None
     with torch.random.fork_rng(devices=[]):  # a new critic is drawn from torch's own random numbers
         torch.manual_seed(learner.seed)
         loaded = load_policy(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from operant.tools.diagnosis.history import FINDINGS, RECENT, Finding, History, number
+from operant.tools.diagnosis.history import FINDINGS, RECENT, Finding, History, counted, number
 from operant.tools.diagnosis.progress import DRIFTED, EARLY, RewardChange, progress
 from operant.tools.diagnosis.rewards import MOVED, PATIENCE
 
@@ -39,8 +39,8 @@ def verdict(history: History, findings: Sequence[Finding]) -> str:
     if score is None:
         return "No step is finished yet."
     if result == "too early":
-        return f"Too early to say ({steps} step{'s' * (steps != 1)}).{also}"
-    change = f"{score.text} in {steps} steps"
+        return f"Too early to say ({counted(steps, 'step')}).{also}"
+    change = f"{score.text} in {counted(steps, 'step')}"
     kl = history.kl
     change += f" at {kl:z.1f} nats of KL (mean of the last {RECENT} steps)" if kl is not None else ""
     if result == "learned":
