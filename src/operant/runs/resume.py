@@ -194,8 +194,8 @@ def go_on(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer
     found = changed + changes_after(folder.checkpoints.parent, step, run.config)
     apply_changes(found, run.learner)
     run.evaluation.changed({change.name for change in found})
-    if any(map(of_scores, (change.name for change in found))):
-        run.checkpoints.best = None  # it has a score of the old kind
+    if any(of_scores(change.name) or change.name == "evaluation.metrics" for change in found):
+        run.checkpoints.best = None  # its number is of the old kind
     if run.first:
         for lost in cut_after(folder, step, about(path)["lengths"] if path is not None else None):
             run.trackers.warn(lost)

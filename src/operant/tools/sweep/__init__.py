@@ -34,6 +34,8 @@ class SweepOptions:
     """Draw this many combinations instead of running all; an option may then be a range, 1e-5..1e-3."""
     sweep_seed: int = 0
     """Random seed of the draws."""
+    fresh_optimizer: bool = False
+    """Resume runs with a new optimizer state, which light checkpoints require."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -60,8 +62,9 @@ def sweep(run_options: Mapping[str, object], recipe: str | None = None, options:
         place = folder / point.name
         words = [f"--{name}={text}" for name, text in {**plan.fixed, **point.values}.items()]
         words = [*([plan.recipe] if plan.recipe else []), *words, "--out", str(place)]
-        begun = states[point.name] == "begun"
-        commands.append(RunCommand(point.name, place, ["--resume", str(place)] if begun else words))
+        if states[point.name] == "begun":
+            words = ["--resume", str(place), *(["--fresh-optimizer"] if options.fresh_optimizer else [])]
+        commands.append(RunCommand(point.name, place, words))
     printer = ProgressPrinter(len(plan.points), len(plan.points) - len(commands), {c.name for c in commands[:2]})
     count = Counter(states.values())
     kinds = [(count["done"], "done"), (count["begun"], "to resume"), (count["missing"], "to start")]
