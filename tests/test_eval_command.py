@@ -232,11 +232,13 @@ def test_rewards_a_page_and_rows_to_judge(inside, tmp_path, capsys):
 def test_replies_to_a_file_go_on_after_an_interrupt(inside, monkeypatch, capsys):
     whole, again, table = inside / "a.jsonl", inside / "b.jsonl", inside / "c.parquet"
 
-    def tasks(target):
+    def files(target="a", score=0):
+        own.write_text(f"def f(rollouts): return [{score}.0 for _ in rollouts]", encoding="utf-8")
         return write_rows(inside / "tasks.jsonl", [{"prompt": a + b, "target": target} for a in "abcd" for b in "efg"])
 
-    asked = ["generate", "model", "run@2", "--tasks", tasks("a"), "--samples", "2", "--temperatures", "0.7,1.0"]
-    asked += ["--max-tokens", "5", "--target-field", "target", "--reward", "{letters:a: 1}", "--out"]
+    own = inside / "own.py"
+    asked = ["generate", "model", "run@2", "--tasks", files(), "--samples", "2", "--temperatures", "0.7,1.0"]
+    asked += ["--max-tokens", "5", "--target-field", "target", "--reward", f"{{letters:a: 1, {own}:f: 1}}", "--out"]
     assert main([*asked, str(whole)]) == 0
     rows = lines(whole)
     assert list(rows[0]) == ["id", "prompt", "replies", "sources", "rewards"] and len(rows) == 12
@@ -251,11 +253,11 @@ def test_replies_to_a_file_go_on_after_an_interrupt(inside, monkeypatch, capsys)
     unfinished = inside / ".b.jsonl.unfinished"
     with open(unfinished, "a", encoding="utf-8") as file:
         file.write('{"source": 1, "ta')  # a kill in the middle of a line
-    for changed, weight, target in (("seed (0)", 1, "a"), ("reward", 2, "a"), ("tasks", 1, "b")):
-        other = [f"{{letters:a: {weight}}}", *(["--seed", "3"] if changed == "seed (0)" else []), "--out", str(again)]
-        assert tasks(target) and main([*asked[:-2], *other]) == 2
-        assert f"another {changed}" in capsys.readouterr().err
-    assert tasks("a") and main([*asked, str(again)]) == 0
+    for changed, weight, *other in ("seed (0)", 1), ("reward", 2), ("tasks", 1, "b"), ("reward", 1, "a", 2):
+        judge = [f"{{letters:a: {weight}, {own}:f: 1}}", *(["--seed", "3"] if changed == "seed (0)" else [])]
+        assert files(*other) and main([*asked[:-2], *judge, "--out", str(again)]) == 2
+        assert f"differs in its {changed}: give" in capsys.readouterr().err
+    assert files() and main([*asked, str(again)]) == 0
     assert again.read_bytes() == whole.read_bytes() and not unfinished.exists()
     assert main([*asked, str(table)]) == 0
     assert parquet.read_table(table).to_pylist() == rows

@@ -150,7 +150,8 @@ class Kept:
         begun, *lines = atomic_io.records(self.path) or [wanted]
         if lines and begun != wanted:  # without a line, nothing is lost
             changed = next(name for name in begun | wanted if begun.get(name) != wanted.get(name))
-            what = f"the replies of an interrupted command with another {changed} ({shown(begun.get(changed))})"
+            changed += f" ({shown(was)})" if isinstance(was := begun.get(changed), (int, str)) else ""
+            what = f"the replies of an interrupted command that differs in its {changed}"
             raise OperantError(f"{self.path} keeps {what}: give that command again, or delete this file")
         for line in lines:
             self.done[line["source"], line["task"]] = [made(**reply) for reply in line["replies"]]

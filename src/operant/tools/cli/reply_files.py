@@ -5,6 +5,7 @@
 
 import json
 import math
+import re
 import sys
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from operant import rewards
 from operant.apps.code.unit_tests import UnitTests
@@ -245,7 +247,7 @@ class Asked:
     out: Path | None
     scorer: Scorer | None
     judged_by: object
-    """The reward as it was named; of a run, with the options that it has there."""
+    """The reward as it was named, of a run with the options that it has there, and what its files contain."""
     device: str
 
     @property
@@ -324,7 +326,15 @@ def what_is_asked(words: Sequence[str], options: Options) -> Asked:
     made = None if spec is False else scorer(spec, run)
     if made is not None:
         rewards.check(made.reward)
-    return Asked(sources, samples, best, distinct, seed, out, made, [spec, named_parts.only(run, "reward")], device)
+    named = [spec, named_parts.only(run, "reward")]
+    return Asked(sources, samples, best, distinct, seed, out, made, [*named, *code_of(named)], device)
+
+
+def code_of(names: object) -> list[int]:
+    """Checksums of the files in names such as `{"mine.py:score": 1}` and `isolated:mine:score`."""
+    modules = re.findall(r"([\w./~-]+):", str(names))
+    paths = [Path(name if name.endswith(".py") else f"{name.replace('.', '/')}.py") for name in modules]
+    return [crc32(path.read_bytes()) for path in paths if path.is_file()]
 
 
 def stamp(model: str) -> int:
