@@ -1,13 +1,12 @@
 """`operant play`: tables and demonstrations of players, people at the terminal, models, and wrong input."""
 
 import json
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from cases import cases
-from texts import mistyped, parts
+from texts import mistyped, parts, write_rows
 from toys import letters, on_disk
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -82,10 +81,13 @@ def test_what_an_interrupted_player_has_played_is_recorded(tmp_path, monkeypatch
         return asked[-1]
 
     monkeypatch.setattr(RandomPlayer, "act", interrupted)
-    with suppress(KeyboardInterrupt):
-        main(["play", "rooms", "--player", "random", "--games", "2", "--record", str(tmp_path / "part.jsonl")])
+    play("rooms", "--player", "random", "--games", 2, "--record", tmp_path / "part.jsonl", code=130)
     assert [row["completion"].strip() for row in rows(tmp_path / "part.jsonl")] == asked[:4]
-    assert "4 turns recorded" in capsys.readouterr().out
+    out, error = capsys.readouterr()
+    assert "4 turns recorded" in out and "interrupted; no player has finished" in error
+    asked.clear()
+    play("rooms", "--player", "walkthrough", "--player", "random", "--games", 1, code=130)
+    assert [*table(capsys)] == ["walkthrough"]
 
 
 def test_a_record_of_unseen_games_and_too_few_of_them_are_said(tmp_path, capsys):
@@ -151,7 +153,7 @@ class Count:
         won = {slot: reply == str(self.goal) for slot, reply in replies.items()}
         return {slot: Step(" no. Again:", terminated=r, reward=r / 4, paid={0: r / 4}) for slot, r in won.items()}
 def choose(task):
-    reply = yield __import__("operant").Step("Left or right?", options=["left", "right"])
+    reply = yield __import__("operant").Step("Left or right?", options=["left", task.target])
     return float(reply == "right")
 """
 
@@ -159,13 +161,13 @@ def choose(task):
 def test_a_person_plays_a_world_of_ones_own(typed, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("my.py").write_text(OWN, encoding="utf-8")
-    Path("tasks.jsonl").write_text('{"text": "A number?"}\n{"text": "Another?"}\n', encoding="utf-8")
+    write_rows("tasks.jsonl", [{"text": text, "way": "right"} for text in ("A number?", "Another?")])
     typed("3", "5", "5", "quit")
     play("--env", "my.py:Count", "--env.goal", 5, "--tasks", "tasks.jsonl", "--games", 2)
     shown = "A number?\n no. Again:\n no. Again:\nThe episode has ended after 2 turns, with a reward of 1.\nAnother?\n"
     assert capsys.readouterr().out.startswith(shown)
     typed("up", "right")
-    play("my.py:choose", "--tasks", "tasks.jsonl")
+    play("my.py:choose", "--tasks", "tasks.jsonl", "--data.target-field", "way")
     out = capsys.readouterr().out
     assert out.count("choose one: left, right") == 2 and "after 1 turn, with a reward of 1" in out
     for player in ("human", "random"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from operant.data import load_tasks
+from operant.data import DataOptions, load_tasks
 from operant.envs import check_parts, own_games
 from operant.envs.games import Game, GameState, TextGames, observed
 from operant.rollouts import answers
@@ -23,9 +23,10 @@ from operant.runs.games import (
     simple_player,
 )
 from operant.runs.named_models import load, run_options, stated_return
+from operant.options import compose
 from operant.runs.named_parts import flattened
 from operant.storage import atomic_io
-from operant.tools.cli.arguments import Options, new_file, taken
+from operant.tools.cli.arguments import Options, new_file, refuse, taken
 from operant.tools.report.summary import aligned, game_row
 from operant.trackers.console import emit, plain
 from operant.types import Env, OperantError, Step, name_of, require, shown
@@ -79,6 +80,8 @@ class _Asked:
     record: Path | None
     only_won: bool
     sampling: dict[str, Any]
+    data: DataOptions
+    """How the rows of `--tasks` are read."""
 
 
 def _asked(options: Options) -> _Asked:
@@ -91,9 +94,11 @@ def _asked(options: Options) -> _Asked:
         raise OperantError(f"--games {count} --transcript {transcripts}: at least 1 game, and 0 transcripts or more")
     record, only_won = new_file("record", options.pop("record", None)), bool(options.pop("only_won", False))
     require(record is not None or not only_won, "--only-won is about what is recorded: give --record FILE too")
-    sampling = {name: options.pop(name) for name in [*options] if name.startswith("sampling.")}
+    data, sampling = ({n: options.pop(n) for n in [*options] if n.startswith(g)} for g in ("data.", "sampling."))
     model_sampling({}, sampling)
-    return _Asked(players, count, split, transcripts, taken(options, "seed", 0), record, only_won, sampling)
+    refuse({} if "tasks" in options else data, data, " is about the rows of a file: give --tasks FILE too")
+    read, seed = compose({"data": DataOptions}, data)["data"], taken(options, "seed", 0)
+    return _Asked(players, count, split, transcripts, seed, record, only_won, sampling, read)
 
 
 def play(words: Sequence[str], options: Options) -> int:
@@ -157,20 +162,25 @@ def play(words: Sequence[str], options: Options) -> int:
                     say(turn["state"], f"> {turn['command']}{thought}{by}")
                 say(game.get("final", {}).get("state", ""))
             table += [game_row(name, games)] if games else []
+    except KeyboardInterrupt:
+        finished = "below are the players that had finished" if table else "no player has finished, so there is no table"
+        print(f"\noperant: interrupted; {finished}", file=sys.stderr)
+        raise
     finally:
         if asked.record is not None:
             atomic_io.write_rows(asked.record, demonstrations)
             without = f"; {refused} that the game did not understand were left out" if refused else ""
             print(f"{len(demonstrations)} turns recorded: {asked.record}{without}")
-    for line in aligned(table):
-        emit(line)
+        for line in aligned(table):
+            emit(line)
     return 0
 
 
 def _by_hand(world: Env, source: object, asked: _Asked) -> int:
     """Let a person reply in a world that is no text game. Raises: OperantError for one without tasks, and of it."""
     require(asked.record is None, f"--record is for text games, and {name_of(world)} has none; leave it out")
-    tasks = load_tasks(source) if source is not None else own_games(world, asked.split) or own_games(world, "train")
+    given = None if source is None else load_tasks(source, None, asked.data)
+    tasks = given or own_games(world, asked.split) or own_games(world, "train")
     try:
         with suppress(LeftError):
             for task in tasks[: asked.count]:
