@@ -72,8 +72,9 @@ def test_scores_and_the_reference_stand_in_columns(tmp_path, monkeypatch, capsys
     on_disk(tmp_path / "model", lm("gpt2", len(letters())))
     started = {"steps": 1, "batch": 2, "minibatch": 2, "max_tokens": 4, "probes": 0, "watch_every": 0, "epochs": 1}
     monkeypatch.chdir(tmp_path)
-    for name, more in (("plain", {}), ("aimed", {"data.target_field": "word"})):
-        train("model", "tasks.jsonl", "test_generate:score", out=f"runs/{name}", **started, **more)
+    decision = {"algorithm": "decision", "condition.evaluated": 1.0, "condition.template": "fed{return}{prompt}"}
+    for out, more in (("runs/plain", {}), ("runs/aimed", {"data.target_field": "word"}), ("other/stated", decision)):
+        train("model", "tasks.jsonl", "test_generate:score", out=out, **started, **more)
     capsys.readouterr()
     asked = ["--prompt", "ab", "--max-tokens", "6"]
     assert main(["generate", "runs/plain", *asked, "--versus", "reference", "--reward", "true"]) == 0
@@ -87,6 +88,11 @@ def test_scores_and_the_reference_stand_in_columns(tmp_path, monkeypatch, capsys
     assert output.out.endswith("\t\n") and "give one with --target" in output.err
     assert main(["generate", "runs/aimed", *asked, "--reward", "true", "--target", "c"]) == 0
     assert capsys.readouterr().out.split("\t")[1] != "\n"
+    greedy = ["--max-tokens", "6", "--top-k", "1", "--prompt"]
+    for model, prompt in ("other/stated/export", "fed1ab"), ("other/stated", "ab"):
+        assert main(["generate", model, *greedy, prompt]) == 0
+    whole, stated = capsys.readouterr().out.splitlines()
+    assert whole == f"fed1{stated}"
     assert main(["generate", "nowhere", *asked]) == 2
     assert "runs in runs: aimed, plain" in capsys.readouterr().err
     (tmp_path / "runs/plain/metrics.jsonl").write_text("{}\n[]\n{}\n", encoding="utf-8")

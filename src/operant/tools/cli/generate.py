@@ -12,9 +12,10 @@ from operant.algorithms import find
 from operant.data import DataOptions, load_tasks
 from operant.models.policy import Policy
 from operant.options import compose, convert
+from operant.rollouts.play import Opening
 from operant.runs import named_parts
 from operant.runs.judged_replies import part, scorer
-from operant.runs.named_models import divided, load, load_initial, run_options
+from operant.runs.named_models import divided, load, load_initial, run_options, stated_return
 from operant.sampling import ReplyText, Sampling, encode_prompt, reply_text, task_key, template_of
 from operant.text_scores.bertscore import BertScore
 from operant.text_scores.classifier import Classifier
@@ -35,6 +36,8 @@ class Speaker:
     engine: Engine
     """It may have `stream`, which gives one token after the other."""
     sampling: Sampling
+    opening: Opening | None = None
+    """What states a return in the prompt."""
 
 
 def generate(words: Sequence[str], options: Options) -> int:
@@ -90,7 +93,8 @@ def generate(words: Sequence[str], options: Options) -> int:
 
 
 def _speaker(name: str, policy: Policy, engine: Engine, options: Mapping[str, object]) -> Speaker:
-    return Speaker(name, policy, engine, compose({"": Sampling}, {"stop_tokens": policy.stop_tokens, **options})[""])
+    sampling = compose({"": Sampling}, {"stop_tokens": policy.stop_tokens, **options})[""]
+    return Speaker(name, policy, engine, sampling, stated_return(name, policy.tokenizer))
 
 
 def _reference(model: str, config: Mapping[str, Any]) -> tuple[Policy, Engine]:
@@ -209,6 +213,7 @@ class Session:
         for speaker in self.speakers:
             task = Task("prompt", [*self.system, {"role": "user", "content": text}] if self.chat else text)
             ids = encode_prompt(speaker.policy.tokenizer, task.prompt)
+            ids = ids if speaker.opening is None else speaker.opening(task, 0, ids, [])
             opening = "" if self.chat else text
             if self.shown:
                 _write((f"{speaker.name}: " if len(self.speakers) > 1 else "") + opening)
