@@ -204,8 +204,8 @@ def test_ctrl_c_ends_with_a_sentence(tmp_path):
         output = process.stdout.read()
         assert process.wait(60) == 0
     assert output.splitlines()[-1] == (
-        f"1 label by 1 labeller in {tmp_path}/replies.labels.sqlite; export with: "
-        f"operant label {tmp_path}/replies.labels.sqlite --export labels.jsonl"
+        f"1 label by 1 labeller in {tmp_path}/replies.v2.labels.sqlite; export with: "
+        f"operant label {tmp_path}/replies.v2.labels.sqlite --export labels.jsonl"
     )
 
 
@@ -242,8 +242,8 @@ def test_contradictions_are_told_and_are_no_error(tmp_path, capsys):
     orders = [("a", "b"), ("b", "c"), ("c", "a"), ("b", "a")]
     pairs = [{"prompt": "p", "chosen": chosen, "rejected": rejected} for chosen, rejected in orders[:3]]
     pairs += [{"prompt": "q", "chosen": "a", "rejected": "b"}, {"prompt": "q", "chosen": "b", "rejected": "a"}]
-    path = write(tmp_path / "pairs.jsonl", *pairs)
-    with Store(tmp_path / "pairs.labels.sqlite") as store:
+    path, other = write(tmp_path / "pairs.1.jsonl", *pairs), write(tmp_path / "pairs.2.jsonl", pairs[0] | {"prompt": "r"})
+    with Store(tmp_path / "pairs.labels.sqlite") as store:  # an older name, of the first file alone
         store.add_items(read_items(path))
         store.add_items(read_items(path))
     assert main(["label", str(path), "--agreement"]) == 0
@@ -251,6 +251,8 @@ def test_contradictions_are_told_and_are_no_error(tmp_path, capsys):
     assert "1 prompt whose majorities go in a circle" in output and "1 pair of replies that one labeller" in output
     assert "undefined: no item has labels of two labellers" in output
     assert output.splitlines()[-1].split()[:2] == ["import", "5"]
+    assert main(["label", str(other), "--agreement"]) == 2
+    assert "there is no database" in (error := capsys.readouterr().err) and "pairs.2.labels.sqlite" in error
 
 
 def test_agreement_of_labellers(store):

@@ -51,7 +51,11 @@ def database_of(path: Path, database: str | None) -> Path:
     if is_database(path):
         require(database is None, f"{path} is a database itself: leave --database {database} out")
         return path
-    return Path(database) if database is not None else path.with_name(f"{path.name.partition('.')[0]}.labels.sqlite")
+    own, older = (path.with_name(f"{name}.labels.sqlite") for name in (Path(path.name.removesuffix(".gz")).stem, path.name.partition(".")[0]))
+    if database is None and older.exists() and not own.exists():  # the name ended at the first dot
+        with Store(older, create=False) as store:
+            own = older if any(store.number_of(item.id) for item in read_items(path)) else own
+    return own if database is None else Path(database)
 
 
 def is_database(path: Path) -> bool:
