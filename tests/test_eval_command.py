@@ -162,6 +162,7 @@ CIDER = {"reward": "cider", "reward.tokenizer": "builtins:list", "reward.n": 1, 
 
 @cases(
     (ROWS, {"tasks": "countdown", "tasks.numbers": "2", "evaluate": "countdown/held-out", "data.limit": 8}),
+    (ROWS, {"tasks": ROWS, "data.text_field": "prompt"}),
     (ROWS, {"reward": "test_eval_command:in_trl"}),
     (ROWS, CIDER),
     (SETS, PROMPTS | {"data.target_field": "target", "reward.examples": 2, "reward.compare": []}),
@@ -174,20 +175,25 @@ CIDER = {"reward": "cider", "reward.tokenizer": "builtins:list", "reward.n": 1, 
     (ROWS, {"algorithm": "sft", "data.shuffle": True, "data.limit": 8}),
     ([{"text": a + "bcdefghijkl"} for a in "abcdefgh"], {"algorithm": "sft"}),
 )
-def test_the_own_evaluation_of_a_run_is_repeated(rows, options, inside):
+def test_the_own_evaluation_of_a_run_is_repeated(rows, options, inside, capsys):
     """What is typed outdoes it; with another seed and fewer tasks, they are some of those that it has held out."""
     given = OF_RUN | {"tasks": write_rows(inside / "rows.jsonl", rows)} | options
     run, asked, found = train("model", out=inside / "run", **given), ["eval", str(inside / "run"), "--out"], []
-    for name, *more in ("whole.json",), ("less.json", *LESS):
+    named = ["--tasks", given["evaluate"]] * (given["evaluate"] != "25%")
+    for name, *more in ("whole.json",), ("less.json", *LESS, *named):
         assert main([*asked, str(inside / name), *more]) == 0
         found.append(json.loads((inside / name).read_text(encoding="utf-8")))
     own, (whole, less) = [(r.task.id, r.reply) for r in run.after.rollouts], found
     assert [(task["id"], task["replies"][0]["reply"]) for task in whole["tasks"]] == own
     assert whole["scores"][0]["mean"] == pytest.approx(run.after.mean) and given["evaluate"] in whole["tasks_of"]
-    assert {task["id"] for task in less["tasks"]} <= {*dict(own)} and len(less["tasks"]) == len(own[:2])
+    prompts, few = ({task["id"]: task["prompt"] for task in one["tasks"]} for one in found)
+    assert few.items() <= prompts.items() and len(few) == len(own[:2]) and "{" not in whole["tasks_of"]
     assert less["sampling"] == whole["sampling"] | {"max_tokens": 5} and less["seed"] == 9
     letters = [task["replies"][0]["reply"].count("a") for task in less["tasks"]]  # and nothing that the world pays
     assert less["scores"][0]["mean"] == pytest.approx(sum(letters) / len(letters))
+    if named and capsys.readouterr():
+        assert main(["generate", str(inside / "run"), *named, "--data.limit", "2", "--max-tokens", "2"]) == 0
+        assert [json.loads(line)["prompt"] for line in capsys.readouterr().out.splitlines()] == [*few.values()]
 
 
 def test_an_interrupted_evaluation_shows_what_it_has_finished(inside, monkeypatch, capsys):

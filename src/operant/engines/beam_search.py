@@ -63,7 +63,7 @@ class BeamSearch(NativeEngine):
         """A choice among options is drawn, and no search finds it."""
         raise OperantError(
             f"evaluation.beams={self.beams}: the world offers options, of which one is drawn: leave it out, or draw "
-            "the likeliest one, with --evaluation.sampling '{top_k: 1}'"
+            "the likeliest one, with --evaluation.sampling '{top_k: 1}', in `operant eval` --top-k 1"
         )
 
     def ended(self, ids: list[int], sampling: Sampling) -> Completion:

@@ -39,7 +39,7 @@ from operant.tools.cli.program_files import (
     tell_unread,
     with_examples,
 )
-from operant.tools.cli.reply_files import OwnTasks, ReplyProgress, TaskSet, reading, take, take_form, with_all_fields
+from operant.tools.cli.reply_files import OwnTasks, ReplyProgress, TaskSet, as_in, reading, take, with_all_fields
 from operant.tools.cli.sample_files import ENDINGS, score_samples
 from operant.tools.labels.items import MOST
 from operant.tools.report.models import Compared
@@ -119,7 +119,8 @@ def planned(words: Sequence[str], options: Options) -> Plan:
     own = part(run, "evaluation")
     seed = taken(options, "seed", (own.get("seeds") or [part(run, "learner").get("seed", 0)])[0])
     chat = convert(options.pop("chat", False), bool, "chat")
-    source, given, named, of_run = options.pop("tasks", None), take(options, DataOptions), take_form(options), None
+    typed, of_run, (given, named) = options.pop("tasks", None), None, take(options)
+    source, named = as_in(run, typed, named)
     if source is None:
         source, of_run = own_tasks(words[0], run)
         given, named = {**part(run, "data"), **given}, named or named_parts.only(run, "form")
@@ -157,7 +158,7 @@ def planned(words: Sequence[str], options: Options) -> Plan:
     plan = Plan(
         models=list(words),
         tasks=partial(TaskSet, source, data, seed, chat=chat, form=form, of_run=of_run),
-        source_name=str(source) if of_run is None else of_run.name,
+        source_name=str(typed) if of_run is None else of_run.name,
         scorers=scorers,
         metrics=metrics,
         sampling=sampling,
@@ -189,7 +190,7 @@ def own_tasks(name: str, run: Mapping[str, object]) -> tuple[object, OwnTasks]:
     source, tasks = run.get("evaluate") or None, run.get("tasks")
     named = tasks is not None and not str(tasks).startswith("<")
     options = named_parts.stored_options("tasks", run) if named else {}
-    listed = [x if isinstance(x, str) else shown(x) for x in (source, tasks)]  # rows of Python are many
+    listed = [f"a list of {len(x)}" if isinstance(x, list) else str(x) for x in (source, tasks)]
     asked, source = (listed[0], source) if (held_out := share(source)) is None else (" of ".join(listed), tasks)
     if source is None or str(source).startswith("<"):
         if source is None and (world := playable(run.get("env"))):

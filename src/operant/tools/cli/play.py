@@ -12,6 +12,7 @@ from typing import Any
 from operant.data import DataOptions, load_tasks
 from operant.envs import check_parts, own_games
 from operant.envs.games import Game, GameState, TextGames, observed
+from operant.options import compose
 from operant.rollouts import answers
 from operant.runs.games import (
     Recorded,
@@ -23,7 +24,6 @@ from operant.runs.games import (
     simple_player,
 )
 from operant.runs.named_models import load, run_options, stated_return
-from operant.options import compose
 from operant.runs.named_parts import flattened
 from operant.storage import atomic_io
 from operant.tools.cli.arguments import Options, new_file, refuse, taken
@@ -163,7 +163,7 @@ def play(words: Sequence[str], options: Options) -> int:
                 say(game.get("final", {}).get("state", ""))
             table += [game_row(name, games)] if games else []
     except KeyboardInterrupt:
-        finished = "below are the players that had finished" if table else "no player has finished, so there is no table"
+        finished = "below are the players that had finished" if table else "no player has finished"
         print(f"\noperant: interrupted; {finished}", file=sys.stderr)
         raise
     finally:

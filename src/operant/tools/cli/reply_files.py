@@ -193,14 +193,24 @@ def first_row(source: object) -> Mapping[str, object]:
 def tasks_asked(options: Options, *, tests: bool = False) -> Callable[..., TaskSet]:
     """Take the tasks out of the options. What is returned loads them for a seed and the model that cuts prompts."""
     source, chat = options.pop("tasks"), convert(options.pop("chat", False), bool, "chat")
-    given, named = take(options, DataOptions), named_parts.stored_form(take_form(options))
+    given, named = take(options)
 
     def load_them(seed: int, model: str, reward: RewardFn | None = None) -> TaskSet:
-        data, form = reading(source, with_all_fields(given, [reward]), named, tests=tests)
+        rows, own = as_in(run_options(model), source, named)
+        data, form = reading(rows, with_all_fields(given, [reward]), named_parts.stored_form(own), tests=tests)
         policy = load(model)[0] if cuts(data) or form is not None else None
-        return TaskSet(source, data, seed, chat=chat, policy=policy, form=form)
+        return TaskSet(rows, data, seed, chat=chat, policy=policy, form=form)
 
     return load_them
+
+
+def as_in(run: Mapping[str, object], source: object, form: dict[str, object]) -> tuple[object, dict[str, object]]:
+    """A task source and a form: of a source that the run names, such as `countdown/held-out`, as they are there."""
+    bases = [str(run.get(option)).removesuffix("/held-out") for option in ("tasks", "evaluate")]
+    if str(source).removesuffix("/held-out") not in bases or not named_parts.is_object("tasks", source):
+        return source, form
+    options = named_parts.stored_options("tasks", {"tasks": None, **run})
+    return named_parts.held_out_source(run.get("tasks"), source, options), form or named_parts.only(run, "form")
 
 
 def with_all_fields(given: Mapping[str, object], judges: Sequence[RewardFn | None]) -> Mapping[str, object]:
@@ -209,14 +219,11 @@ def with_all_fields(given: Mapping[str, object], judges: Sequence[RewardFn | Non
     return {**given, "target_field": EVERY} if by_name and not given.get("target_field") else given
 
 
-def take_form(options: Options) -> dict[str, Any]:
-    """Take the row form and its options out of the options."""
-    return named_parts.flattened({name: read_option(options.pop(name)) for name in named_parts.only(options, "form")})
-
-
-def take(options: Options, made: type) -> dict[str, object]:
-    """Take the options of a dataclass out of the options."""
-    return {name: options.pop(name) for name in [*options] if name in made.__dataclass_fields__}
+def take(options: Options) -> tuple[dict[str, object], dict[str, object]]:
+    """Take the options of data out of the options, and the row form with its own."""
+    form = {name: read_option(options.pop(name)) for name in named_parts.only(options, "form")}
+    data = {name: options.pop(name) for name in [*options] if name in DataOptions.__dataclass_fields__}
+    return data, named_parts.flattened(form)
 
 
 class ReplyProgress:

@@ -15,7 +15,7 @@ from typing import Any
 
 from operant.apps.code.problems import problem_of
 from operant.apps.code.verdicts import Verdicts
-from operant.data import DataOptions, read
+from operant.data import read
 from operant.metrics.evaluation import chosen
 from operant.metrics.passes import check_samples, numbers_in, of_samples
 from operant.runs import named_parts
@@ -24,7 +24,7 @@ from operant.sandbox.jail import Verdict
 from operant.storage import atomic_io
 from operant.tools.cli.arguments import Options, new_file, refuse
 from operant.tools.cli.program_files import search_asked
-from operant.tools.cli.reply_files import ReplyProgress, TaskSet, reading, take, take_form
+from operant.tools.cli.reply_files import ReplyProgress, TaskSet, reading, take
 from operant.types import OUTCOMES, OperantError, Task, shown
 
 Row = dict[str, Any]
@@ -35,13 +35,17 @@ USUAL = ("pass@1", "pass@10", "pass@100")
 
 def score_samples(words: Sequence[str], options: Options) -> int:
     """Judge the samples of a file by the tests of their tasks, print pass@k, and write the verdicts beside it."""
-    (name, *others), source = words, options.get("tasks")
+    (name, *others), source = words, options.pop("tasks", None)
     options.pop("tests", None)  # there is nothing else to score them by
     if others or source is None:
         raise OperantError(f"{name} is a file of samples: score it alone, and name its tasks: --tasks problems.jsonl")
     out = new_file("out", options.pop("out", None), (".jsonl",)) or Path(f"{name}_results.jsonl")
     asked, limits = options.pop("metrics", None), options.pop("jail", {})
-    tasks = tasks_of(options)
+    given, named = take(options)
+    data, form = reading(source, given, named_parts.stored_form(named), tests=True)
+    tasks = TaskSet(source, data, 0, form=form).tasks
+    for task in tasks:
+        problem_of(task)
     refuse(options, options, f" is about models that write, and {name} is a file of samples: leave it out")
     samples = samples_of(name, tasks)
     least = min(Counter(task.id for _, task in samples).values())
@@ -60,16 +64,6 @@ def score_samples(words: Sequence[str], options: Options) -> int:
         print(line)
     print(f"results: {out}")
     return 0
-
-
-def tasks_of(options: Options) -> list[Task]:
-    """The tasks, whose options are taken out of the others."""
-    source, given, form = options.pop("tasks"), take(options, DataOptions), named_parts.stored_form(take_form(options))
-    data, form = reading(source, given, form, tests=True)
-    tasks = TaskSet(source, data, 0, form=form).tasks
-    for task in tasks:
-        problem_of(task)
-    return tasks
 
 
 def samples_of(name: str, tasks: Sequence[Task]) -> list[tuple[Row, Task]]:
