@@ -242,9 +242,9 @@ def test_contradictions_are_told_and_are_no_error(tmp_path, capsys):
     orders = [("a", "b"), ("b", "c"), ("c", "a"), ("b", "a")]
     pairs = [{"prompt": "p", "chosen": chosen, "rejected": rejected} for chosen, rejected in orders[:3]]
     pairs += [{"prompt": "q", "chosen": "a", "rejected": "b"}, {"prompt": "q", "chosen": "b", "rejected": "a"}]
-    path, other = write(tmp_path / "pairs.1.jsonl", *pairs), write(tmp_path / "pairs.2.jsonl", pairs[0] | {"prompt": "r"})
+    path, other = tmp_path / "pairs.1.jsonl", write(tmp_path / "pairs.2.jsonl", pairs[0] | {"prompt": "r"})
     with Store(tmp_path / "pairs.labels.sqlite") as store:  # an older name, of the first file alone
-        store.add_items(read_items(path))
+        store.add_items(read_items(write(path, *pairs)))
         store.add_items(read_items(path))
     assert main(["label", str(path), "--agreement"]) == 0
     output = capsys.readouterr().out

@@ -498,7 +498,7 @@ def test_held_out_tasks_that_nobody_judges_stop_no_checkpoint(tmp_path):
     held = [Task(f"held/{i}", text) for i, text in enumerate(TASKS)]
     cut(tmp_path / "run", 1, only_training, steps=2, evaluate=held)
     config = tmp_path / "run/config.yaml"
-    for listed in ("<list of 5>", "[<Task>, <Task>]"):  # the second by an earlier version
+    for listed in ("<list of 5>", "[<Task>, <Task>]", "[{text: a, target: <int64>}]"):  # the last by earlier versions
         config.write_text(re.sub("(?m)^evaluate: .*", f"evaluate: {listed}", config.read_text(encoding="utf-8")))
         with pytest.raises(OperantError, match="was started from Python with evaluate="):
             again(tmp_path / "run", only_training)

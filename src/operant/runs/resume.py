@@ -87,8 +87,9 @@ def stored_options(out: Path, changed: Mapping[str, object]) -> dict[str, object
 
 
 def of_python(value: object) -> bool:
-    """Whether a recorded option stands for an object, or for tasks, which earlier versions wrote one by one."""
-    return is_object(value) or (isinstance(value, list) and set(map(str, value)) == {"<Task>"})
+    """Whether a recorded option stands for an object. Earlier versions wrote `<Task>` and `<int64>` into lists."""
+    listed = str(value) if isinstance(value, list) else ""
+    return is_object(value) or bool(re.fullmatch(r"\[('<Task>'(, )?)+\]|.*'<(u?int|float|bool)\d*_?>'.*", listed))
 
 
 @contextmanager

@@ -51,7 +51,8 @@ def database_of(path: Path, database: str | None) -> Path:
     if is_database(path):
         require(database is None, f"{path} is a database itself: leave --database {database} out")
         return path
-    own, older = (path.with_name(f"{name}.labels.sqlite") for name in (Path(path.name.removesuffix(".gz")).stem, path.name.partition(".")[0]))
+    names = Path(path.name.removesuffix(".gz")).stem, path.name.partition(".")[0]
+    own, older = (path.with_name(f"{name}.labels.sqlite") for name in names)
     if database is None and older.exists() and not own.exists():  # the name ended at the first dot
         with Store(older, create=False) as store:
             own = older if any(store.number_of(item.id) for item in read_items(path)) else own
