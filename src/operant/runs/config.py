@@ -390,8 +390,7 @@ def _check_together(config: Config) -> None:
     judged = algorithm.needs.reward or selects is not None
     if train.reward is None and train.replies is None and algorithm.source != "data" and judged:
         pays = train.env is not None and with_defaults(named_parts.found("env", train.env), EnvBase).pays
-        if not pays and not algorithm.needs.reward:
-            raise OperantError(select.unscored_selection(selects, train.algorithm))
+        require(pays or algorithm.needs.reward, select.unscored_selection(selects, train.algorithm))
         require(pays, "reward is missing: pass --reward, as in --reward letters:e or --reward my_file.py:function")
     if algorithm.source != "data" and train.samples < algorithm.needs.samples:
         why = "it compares the replies to one prompt, so every advantage would be 0"

@@ -83,11 +83,8 @@ class OwnPlayer:
     def __init__(self, name: str, made: Callable[[], Player]):
         """made: a class, or a function that makes one."""
         self.name = name
-        try:
+        with of_user(f"player {shown(name)} cannot be made without arguments: "):
             self.player: Player = made()
-        except (Exception, SystemExit) as error:
-            why = describe_error(error)
-            raise OperantError(f"player {shown(name)} cannot be made without arguments: {why}") from error
         if not callable(getattr(self.player, "act", None)):
             raise OperantError(f"player {shown(name)} has no act(state, game, chance), which returns the next command")
 

@@ -53,6 +53,7 @@ FILES = {"out": (".json",), "report": (".html",), "label": (".jsonl",)}
 """Options that name a file to write, and how its name ends."""
 LIMITS = ("level", "seconds", "memory", "at_once", "compare")
 """The limits of a jail that the reward `tests` has."""
+Loaded = list[tuple[Policy, Engine]]
 
 
 @dataclass(frozen=True)
@@ -238,16 +239,10 @@ def answered(plan: Plan) -> Compared:
 
 
 def answer(
-    plan: Plan,
-    tasks: TaskSet,
-    place: int,
-    loaded: list[tuple[Policy, Engine]],
-    searches: Searches | None,
-    kept: Kept,
-    progress: ReplyProgress,
+    plan: Plan, tasks: TaskSet, at: int, loaded: Loaded, searches: Searches | None, kept: Kept, progress: ReplyProgress
 ) -> None:
     """Let a model answer each task. It is in memory until the last one; of `loaded` it is taken."""
-    name = plan.models[place]
+    name = plan.models[at]
     how: dict[str, Any] = {"scorers": plan.scorers, "sampling": plan.sampling}
     if searches is not None:
         search, policy = searches(name)
@@ -261,7 +256,7 @@ def answer(
         how |= {"env": plan.env, "opening": stated_return(name, policy.tokenizer)}
         make = partial(drawn, policy=policy, stream="evaluate", **how)
     mine = tasks.of(policy, plan.sampling.max_tokens)
-    kept.fill(place, mine, make, plan.search.samples, partial(progress.add, name=name))
+    kept.fill(at, mine, make, plan.search.samples, partial(progress.add, name=name))
     if search is not None:
         tell_unread(search)
 

@@ -37,7 +37,6 @@ class Speaker:
     """It may have `stream`, which gives one token after the other."""
     sampling: Sampling
     opening: Opening | None = None
-    """What states a return in the prompt."""
 
 
 def generate(words: Sequence[str], options: Options) -> int:
@@ -140,8 +139,8 @@ class Judge:
             return None
         if str(reward).startswith("<"):
             return f"it is {reward} of a Python program"
-        targets = bool(part(self.config, "data").get("target_field"))
-        if self.target is None and (targets or (first is not None and first.target is not None)):
+        targets = part(self.config, "data").get("target_field") or (first and first.target is not None)
+        if self.target is None and targets:
             return "the tasks of the run have targets for it; give one with --target"
         return ""
 
@@ -243,9 +242,8 @@ class Session:
         """Let `grown` be the best reply of as many as there are keys; returns its score."""
         actions = [made.action for made in speaker.engine.generate([ids] * len(keys), speaker.sampling, keys)]
         known = {i: score for i, score in enumerate(self._scores(speaker, task, ids, actions)) if score is not None}
-        if not known:
-            why = (self.judge.why if self.judge else "") or "the reward abstained from all of them"
-            raise OperantError(f"--best-of {self.best_of}: no reply has a score: {why}")
+        why = (self.judge.why if self.judge else "") or "the reward abstained from all of them"
+        require(known, f"--best-of {self.best_of}: no reply has a score: {why}")
         best = max(known, key=known.__getitem__)
         grown.action = actions[best]
         return known[best]

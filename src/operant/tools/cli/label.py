@@ -16,7 +16,7 @@ from operant.tools.labels.server import LabelServer, LabelServing
 from operant.tools.labels.store import Store
 from operant.tools.report.summary import aligned
 from operant.trackers.console import emit
-from operant.types import OperantError, require, shown
+from operant.types import require, shown
 
 MAGIC = b"SQLite format 3\0"
 """How every SQLite file begins."""
@@ -29,8 +29,7 @@ def label(words: Sequence[str], options: Options) -> int:
     exporting, comparing = options.pop("export", None), bool(options.pop("agreement", False))
     counting = bool(options.pop("wins", False))
     form, skips = options.pop("form", None), bool(options.pop("skips", False))
-    if exporting is None and (form is not None or skips):
-        raise OperantError("--form and --skips are about what is exported: give --export FILE too")
+    require(exporting or not (form or skips), "--form and --skips are about what is exported: give --export FILE too")
     if exporting is not None or comparing or counting:
         database = options.pop("database", None)
         refuse(options, options, " is for the page; leave it out beside --export, --agreement, --wins")

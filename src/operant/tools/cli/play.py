@@ -81,7 +81,6 @@ class _Asked:
     only_won: bool
     sampling: dict[str, Any]
     data: DataOptions
-    """How the rows of `--tasks` are read."""
 
 
 def _asked(options: Options) -> _Asked:

@@ -129,9 +129,8 @@ def search_asked(options: Options, limits: Mapping[str, object] | None = None) -
     require(cut is None or cut in CUTS, f"--cut {shown(cut)[1:-1]}: programs are cut by {', '.join(CUTS)}")
     require(cut is None or refine, f"--cut {cut} says where programs are cut to be refined: give --refine too")
     require(cut != "critic" or critic is not None, "--cut critic needs a critic: name it, as in --critic runs/critic")
-    if repairer is None:
-        alone = " is about repairing: give --repair policy or --repair MODEL too"
-        refuse(options, ("repairs", "repair_template"), alone)
+    alone = " is about repairing: give --repair policy or --repair MODEL too"
+    refuse(options if repairer is None else {}, ("repairs", "repair_template"), alone)
     if repairer is None and not refine:
         refuse(options, ("rounds", "budget"), " counts what is refined and repaired: give --refine or --repair too")
     own = SearchOptions(
@@ -176,10 +175,9 @@ def with_examples(tasks: Sequence[Task]) -> tuple[list[Task], set[str]]:
     ]
     bare = [task.id for task in found if not problem_of(task).examples]
     if bare and len(bare) == len(tasks):
-        raise OperantError(
-            f"none of {len(tasks)} tasks, first {bare[0]!r}, has example tests, by which programs are chosen: give "
-            "their target {'examples': ['assert f(0) == 0']}, or add --form.examples 2 to --form apps"
-        )
+        none = f"none of {len(tasks)} tasks, first {bare[0]!r}, has example tests, by which programs are chosen"
+        how = "give their target {'examples': ['assert f(0) == 0']}, or add --form.examples 2 to --form apps"
+        raise OperantError(f"{none}: {how}")
     if bare:
         without = f"{len(bare)} of {len(tasks)} tasks, first {bare[0]!r}, have no example tests"
         print(f"{without}: of their programs any that runs may be chosen", file=sys.stderr)

@@ -46,8 +46,7 @@ def show(words: Sequence[str], options: Options) -> int:
 
 def search(words: Sequence[str], options: Options) -> int:
     """Compare prompts that no policy has written: none, manual ones, searches at equal calls, examples, a head."""
-    if words:
-        raise OperantError(f"operant prompt search takes options alone: leave {words[0]!r} out")
+    require(not words, f"operant prompt search takes options alone: leave {' '.join(words)!r} out")
     names = options.pop("baselines", None)
     own: dict[str, Any] = {"calls": taken(options, "calls", 10_000), "length": taken(options, "length", 5)}
     own |= {"seeds": range(taken(options, "seeds", 1)), "prompts": tuple(options.pop("manual", None) or MANUAL)}
@@ -56,8 +55,8 @@ def search(words: Sequence[str], options: Options) -> int:
     if source is not None:
         model = task_model(source)
         if not isinstance(model, TransformerTaskModel):
-            how = "name a model, as in --vocabulary ./gpt2"
-            raise OperantError(f"--vocabulary {source}: a function has no tokens: {how}")
+            other = "name a model, as in --vocabulary ./gpt2"
+            raise OperantError(f"--vocabulary {source}: a function has no tokens: {other}")
         own["vocabulary"] = Vocabulary(model.tokenizer)
     rows = compare(setting, None if names is None else names.split(","), **own)
     cells = [("prompt", "from", "seed", "calls", f"train ({len(setting.train)})", f"held-out ({len(setting.test)})")]
@@ -103,10 +102,9 @@ def _found(words: Sequence[str], options: Mapping[str, object], command: str) ->
     found = kept.read(Path(words[0]))
     if found is None:
         read_config(words[0])  # refuses what is no run
-        raise OperantError(
-            f"{words[0]} has no {kept.FILE}, which a complete run with one prompt for all texts writes: go on with one "
-            f"that was stopped (operant train --resume {words[0]}); with form.conditioned there is none"
-        )
+        lacks = f"{words[0]} has no {kept.FILE}, which a complete run with one prompt for all texts writes"
+        how = f"(operant train --resume {words[0]}); with form.conditioned there is none"
+        raise OperantError(f"{lacks}: go on with one that was stopped {how}")
     return found
 
 

@@ -333,15 +333,11 @@ def what_is_asked(words: Sequence[str], options: Options) -> Asked:
     made = None if spec is False else scorer(spec, run)
     if made is not None:
         rewards.check(made.reward)
-    named = [spec, named_parts.only(run, "reward")]
-    return Asked(sources, samples, best, distinct, seed, out, made, [*named, *code_of(named)], device)
-
-
-def code_of(names: object) -> list[int]:
-    """Checksums of the files in names such as `{"mine.py:score": 1}` and `isolated:mine:score`."""
-    modules = re.findall(r"([\w./~-]+):", str(names))
+    judged_by = [spec, named_parts.only(run, "reward")]
+    modules = re.findall(r"([\w./~-]+):", str(judged_by))  # as in `{"mine.py:score": 1}` and `isolated:mine:score`
     paths = [Path(name if name.endswith(".py") else f"{name.replace('.', '/')}.py") for name in modules]
-    return [crc32(path.read_bytes()) for path in paths if path.is_file()]
+    judged_by += [crc32(path.read_bytes()) for path in paths if path.is_file()]
+    return Asked(sources, samples, best, distinct, seed, out, made, judged_by, device)
 
 
 def stamp(model: str) -> int:

@@ -50,18 +50,12 @@ def _row(folder: Path) -> dict[str, Any]:
         with reading_run(folder):  # a folder of another program may have a config.yaml, too
             history = read_history(folder)
             score, steps = progress(history), int(history.option("steps") or 0)
-            return row | {
-                "method": history.option("algorithm", "ppo"),
-                "state": state(folder, history.step, steps),
-                "step": history.step,
-                "steps": steps,
-                "score": score and score.label,
-                "before": score and short(score.before),
-                "after": score and short(score.after),
-                "interval": score and score.interval and [short(x) for x in score.interval],
-                "kl": short(history.kl),
-                "verdict": short_verdict(history, diagnose(history)),
-            }
+            known: dict[str, Any] = {"method": history.option("algorithm", "ppo")}
+            known |= {"state": state(folder, history.step, steps)}
+            known |= {"step": history.step, "steps": steps, "score": score and score.label}
+            known |= {"before": score and short(score.before), "after": score and short(score.after)}
+            known |= {"interval": score and score.interval and [short(x) for x in score.interval]}
+            return row | known | {"kl": short(history.kl), "verdict": short_verdict(history, diagnose(history))}
     except OperantError as error:
         return row | {"state": "unreadable", "verdict": str(error)}
 
@@ -72,16 +66,12 @@ def _texts(row: Mapping[str, object]) -> dict[str, str]:
     units = (("d", 86400), ("h", 3600), ("min", 60))
     age = next((f"{seconds / length:.0f} {unit}" for unit, length in units if seconds >= length), "now")
     steps = f" {row['step']}" if row["state"] == "finished" else f" {row.get('step', 0)}/{row.get('steps', 0)}"
-    return {
-        "run": plain(row["run"]),
-        "method": str(row.get("method", "")),
-        "state": row["state"] + (steps if "step" in row else ""),
-        "score": f"{number(row['before'])} -> {number(row['after'])}" if known else "",
-        "score of": str(row.get("score") or ""),
-        "KL": f"{row['kl']:z.1f}" if row.get("kl") is not None else "",
-        "age": age,
-        "verdict": plain(row["verdict"]),
-    }
+    texts = {"run": plain(row["run"]), "method": str(row.get("method", ""))}
+    texts |= {"state": row["state"] + (steps if "step" in row else "")}
+    texts |= {"score": f"{number(row['before'])} -> {number(row['after'])}" if known else ""}
+    texts |= {"score of": str(row.get("score") or "")}
+    texts |= {"KL": f"{row['kl']:z.1f}" if row.get("kl") is not None else ""}
+    return texts | {"age": age, "verdict": plain(row["verdict"])}
 
 
 def table(rows: Sequence[Mapping[str, str]], width: int | None) -> list[str]:

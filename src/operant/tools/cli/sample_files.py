@@ -28,6 +28,7 @@ from operant.tools.cli.reply_files import ReplyProgress, TaskSet, reading, take
 from operant.types import OUTCOMES, OperantError, Task, shown
 
 Row = dict[str, Any]
+Samples = Sequence[tuple[Row, Task]]
 ENDINGS = (".jsonl", ".jsonl.gz")
 USUAL = ("pass@1", "pass@10", "pass@100")
 """The numbers that are printed unless others are asked for, as far as there are so many samples of each task."""
@@ -49,7 +50,7 @@ def score_samples(words: Sequence[str], options: Options) -> int:
     refuse(options, options, f" is about models that write, and {name} is a file of samples: leave it out")
     samples = samples_of(name, tasks)
     least = min(Counter(task.id for _, task in samples).values())
-    metrics = [*chosen(asked)] if asked is not None else [k for k in USUAL if int(k.partition("@")[2]) <= least]
+    metrics = [*chosen(asked)] or [one for one in USUAL if int(one.partition("@")[2]) <= least]
     if odd := next((one for one in metrics if numbers_in(one) is None), None):
         raise OperantError(f"--metrics {shown(odd)[1:-1]}: samples are scored by pass@k and n@k, as in pass@1,pass@10")
     check_samples(metrics, least, "add samples, or ask for less than k = ")
@@ -87,7 +88,7 @@ def samples_of(name: str, tasks: Sequence[Task]) -> list[tuple[Row, Task]]:
     return samples
 
 
-def judged(samples: Sequence[tuple[Row, Task]], verdicts: Verdicts, *, examples: bool = False) -> list[Verdict]:
+def judged(samples: Samples, verdicts: Verdicts, *, examples: bool = False) -> list[Verdict]:
     """The verdict of each sample, on all tests or on the examples alone."""
     programs = [problem_of(task).program(row["completion"], examples=examples) for row, task in samples]
     progress, found = ReplyProgress(len(programs)), list[Verdict]()
@@ -98,9 +99,7 @@ def judged(samples: Sequence[tuple[Row, Task]], verdicts: Verdicts, *, examples:
     return found
 
 
-def summary(
-    samples: Sequence[tuple[Row, Task]], right: Sequence[Verdict], kept: Sequence[Verdict], metrics: Sequence[str]
-) -> list[str]:
+def summary(samples: Samples, right: Sequence[Verdict], kept: Sequence[Verdict], metrics: Sequence[str]) -> list[str]:
     """Sentences on what became of the samples."""
     of_tasks: dict[str, list[tuple[bool, bool]]] = {}
     for (_, task), *pair in zip(samples, right, kept, strict=True):
