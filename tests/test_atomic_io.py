@@ -24,8 +24,7 @@ def test_a_failing_disk_leaves_the_old_file_or_the_new(tmp_path, watch, at, stay
     watch(at, FULL, stays=stays)
     with pytest.raises(OperantError, match=r"cannot write .*/a: no space left on device; free some space there"):
         atomic_io.write(tmp_path / "a", "new")
-    renamed = at >= 5
-    assert (tmp_path / "a").read_text() == ("new" if renamed else "old") and named(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_text() == ("new" if at >= 5 else "old") and named(tmp_path) == ["a"]
 
 
 def test_an_exception_that_ends_the_process_is_not_changed(tmp_path, watch):

@@ -341,5 +341,4 @@ def test_a_reward_beside_given_replies_judges_no_training(given, judged, algorit
     options = {"policy": "m", "tasks": "pairs.jsonl", "reward": "letters:e", "algorithm": algorithm, "batch": 4}
     said = [note for note in idle(configure(options | given)) if "reward" in note]
     what = f"the policy's replies to {judged} alone" if judged else "nothing"
-    wanted = f"the reward judges {what}: {algorithm} learns from given replies"
-    assert said == ([] if judged is None else [wanted])
+    assert said == ([] if judged is None else [f"the reward judges {what}: {algorithm} learns from given replies"])

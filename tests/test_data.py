@@ -154,8 +154,7 @@ def test_shuffle_is_a_permutation_by_the_seed_before_the_limit():
 def test_queries_are_the_first_ids_of_the_text(bpe):
     rows = [TEXT, TEXT.replace("good", "unbelievable"), "unbelievable " + TEXT * 20]
     for n in range(1, 9):
-        expected = [bpe(row).input_ids[:n] for row in rows]
-        assert prompts(load_tasks(rows, bpe, DataOptions(query_tokens=n))) == expected
+        assert prompts(load_tasks(rows, bpe, DataOptions(query_tokens=n))) == [bpe(row).input_ids[:n] for row in rows]
 
 
 def test_a_query_is_not_cut_where_the_encoded_piece_ends(bpe):

@@ -105,8 +105,7 @@ def test_a_run_has_them_in_every_place(own, tmp_path, capsys):
     small = {"steps": 3, "batch": 4, "probes": 0, "samples_every": 0, "sampling.max_tokens": 4, "evaluate_every": 1}
     more = {"data.reference_field": "good", "evaluation.metrics": CHOSEN, "best": "evaluate/both/mean"}
     model = Policy(lm(vocab=len(letters())), letters(), value=ValueOptions())
-    places = {"tasks": rows, "evaluate": rows}
-    run = train(model, reward="letters:a", out=tmp_path / "run", **places, **small, **more)
+    run = train(model, reward="letters:a", out=tmp_path / "run", **{"tasks": rows, "evaluate": rows}, **small, **more)
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     expected = {f"evaluate/{name}" for name in ("bleu", "exact_match", "exact_match_std", "short", "short_std")}
     expected |= {"evaluate/both/mean", "evaluate/bleu_before", "evaluate/short_before", "evaluate/both/mean_before"}

@@ -184,8 +184,7 @@ def test_distill_descends_on_the_divergence_in_visited_states(shape, size, monke
         return (own.exp() * (own - theirs)).sum(-1)
 
     divergences, chances = [each(reply) for reply in said], Said.by(small(0), said).whole.exp().detach()
-    total = sum(likely(g, chances) * torch.cat([divergences[y] for y in g]).mean() for g in groups_of(said, size))
-    total.backward()
+    sum(likely(g, chances) * torch.cat([divergences[y] for y in g]).mean() for g in groups_of(said, size)).backward()
     assert gap(mine, exact.flat(model)) < EXACT
 
 

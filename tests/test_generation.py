@@ -143,8 +143,7 @@ def test_waiting_prompts_are_admitted_and_steps_are_saved():
     long = Sampling(max_tokens=30, stop_tokens=(2, 7, 11, 15))
     prompts, keys = [[4 + i % 11, 5] for i in range(32)], list(range(32))
     _, steps = counted(policy)
-    generated = replies(policy, long, prompts, keys, batch=8)
-    lengths = [len(c.action) for c in generated]
+    lengths = [len(c.action) for c in replies(policy, long, prompts, keys, batch=8)]
     one_after_another = sum(max(lengths[i : i + 8]) - 1 for i in range(0, 32, 8))
     assert max(steps) <= 8 and len(steps) < 0.8 * one_after_another
 

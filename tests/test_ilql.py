@@ -106,8 +106,7 @@ def learnt(shuffled=False, steps=40):
 def played(learner, guidance):
     """The mean pay of 64 replies."""
     sampling = replace(learner.sampling, guidance=guidance)
-    replies = learner.play([Task(str(i), [START]) for i in range(64)], sampling=sampling)
-    return sum(pay(r.ids) for r in replies) / 64
+    return sum(pay(r.ids) for r in learner.play([Task(str(i), [START]) for i in range(64)], sampling=sampling)) / 64
 
 
 @pytest.fixture(scope="module")

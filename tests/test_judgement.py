@@ -121,8 +121,7 @@ def test_a_weighted_sum_puts_the_name_of_the_reward_in_front():
     assert judged.scores == [pytest.approx(2 * -0.6 + 0.5 + 1.0)]
     expected = {"tests": -0.6, "tests/passed": 3, "tests/failed": 1, "kind": 1, "kind/words": 7, "plain": 1}
     assert judged.parts == {name: [value] for name, value in expected.items()}
-    message = f"tests: {FAILED.message}\nkind: says please"
-    assert judged.remark(0) == (("tests/runtime error", "kind/polite"), message)
+    assert judged.remark(0) == (("tests/runtime error", "kind/polite"), f"tests: {FAILED.message}\nkind: says please")
 
 
 def test_minus_query_subtracts_parts_and_keeps_what_was_said():
@@ -275,8 +274,7 @@ def test_what_a_world_judged_reaches_metrics_and_rows(tmp_path):
     table = pq.read_table(run.path / "rollouts" / "step-00002.parquet").to_pylist()
     last = [row for row in table if row["reward"] is not None]
     assert len(last) == 4 and [row["message"] for row in table if row["reward"] is None] == [None] * 4
-    some = sum(row["outcome"] == "some" for row in last) / 4
-    assert run.metrics[1].get("outcome/some", 0.0) == some
+    assert run.metrics[1].get("outcome/some", 0.0) == sum(row["outcome"] == "some" for row in last) / 4
     assert all(row["reward"] == row["paid"] == row["reward/world/count"] / 2 for row in last)
     won = replace(rollout_of(""), info={"judgement": Judgement(0.0, outcome="won")})
     beside = judge(fixed([FAILED]), [won], pays=True)

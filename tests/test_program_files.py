@@ -111,10 +111,8 @@ def test_every_candidate_has_its_outcomes(candidates, place):
         assert row["completion"].split()[: row["kept"]] == parent["completion"].split()[: row["kept"]]
         assert 1 <= row["kept"] < len(parent["completion"].split())
     passed = [row for row in candidates if row["round"] == 0 and row["examples"] == "passed"]
-    longer = {row["task"] for row in passed if len(row["completion"].split()) > 1}
-    assert len(refined) == DRAWN * len(longer) > 0
-    repaired = sum(row["how"] == "repaired" for row in candidates)
-    assert repaired == DRAWN * (3 - len({row["task"] for row in passed}))
+    assert len(refined) == DRAWN * len({row["task"] for row in passed if len(row["completion"].split()) > 1}) > 0
+    assert sum(row["how"] == "repaired" for row in candidates) == DRAWN * (3 - len({row["task"] for row in passed}))
     wrong = [row for row in candidates if "right" in row]
     asked = {
         f"{r['completion']}|{r['examples']}|{' '.join(r['examples_message'].split())}|{r['prompt']}": r["right"]

@@ -45,8 +45,7 @@ def test_n_at_k_is_the_share_of_all_draws_and_submissions(samples):
                 passing = [kind for kind in drawn if kind != "out"]
                 tries = list(itertools.combinations(passing, min(n, len(passing))))
                 chances.append(Fraction(sum("right" in submitted for submitted in tries), len(tries)))
-            expected = float(sum(chances) / comb(samples, k))
-            assert n_at_k(samples, kept, right, n, k) == expected, (kept, right, n, k)
+            assert n_at_k(samples, kept, right, n, k) == float(sum(chances) / comb(samples, k)), (kept, right, n, k)
 
 
 def test_names_of_metrics():

@@ -337,8 +337,7 @@ def test_bad_references_are_named_dropped_or_refused():
     text = warned.notes[0]
     assert "3 of 4 reference solutions" in text and "1 compile error, 1 runtime error, 1 failed test" in text
     assert "'t/0': compile error: SyntaxError" in text and "t/3" not in text
-    many = [Task(f"m/{i}", "x", DOUBLE, references=("x = 1",)) for i in range(107)]
-    prepare(warned := UnitTests(), many)
+    prepare(warned := UnitTests(), [Task(f"m/{i}", "x", DOUBLE, references=("x = 1",)) for i in range(107)])
     assert "'m/4': runtime error" in warned.notes[0] and "; and the tasks 'm/5', 'm/6'" in warned.notes[0]
     assert warned.notes[0].endswith("'m/104' and 2 more")
     assert [task.id for task in prepare(UnitTests(references="drop"), made)] == ["t/3", "sure"]

@@ -113,8 +113,7 @@ def test_halving_keeps_a_prompt_that_is_best_on_all_texts():
 
     examples = Examples("x", tuple(f"text {i} {WORDS[i % 2]} " for i in range(64)), tuple(i % 2 for i in range(64)))
     of = Classification(BlackBox(ask, "ask"), PromptTemplate("{sentence}|{prompt}"), WORDS, examples, examples)
-    words = Vocabulary(words=["key", "w1", "w2", "w3"])
-    row = baselines.halving_search(of, words, calls=64 * 60, length=2)
+    row = baselines.halving_search(of, Vocabulary(words=["key", "w1", "w2", "w3"]), calls=64 * 60, length=2)
     assert (row.prompt, row.test, row.detail["rounds"]) == ("key key", 1.0, 4)
 
 

@@ -81,8 +81,7 @@ def test_a_chat_model_learns_to_end_its_turn(tmp_path):
     assert rewards[0] < 0.4 and min(rewards[-3:]) > 0.95
     rows = pq.read_table(tmp_path / "run/rollouts/step-00012.parquet").to_pylist()
     prompt = "<|im_start|>system\nbe short<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
-    ids = tokenizer(prompt, add_special_tokens=False).input_ids
-    assert encode_prompt(tokenizer, tasks[0].prompt) == ids
+    assert encode_prompt(tokenizer, tasks[0].prompt) == tokenizer(prompt, add_special_tokens=False).input_ids
     assert {row["task"] for row in rows} == {task.id for task in tasks}
 
 

@@ -224,8 +224,7 @@ def place(tmp_path, monkeypatch):
 
 
 def steps_of(folder):
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["step"] for line in lines]
+    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def test_a_run_that_fails_ends_no_other_and_goes_on_once_it_is_mended(place, monkeypatch, capfd):

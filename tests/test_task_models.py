@@ -278,8 +278,7 @@ def test_replacements_follow_the_gradient(kind):
         for i, text in enumerate(texts):
             row = task._rows(template, [(prompt, text)])[0]
             inputs = table[torch.tensor([row.ids])].clone().double()
-            at = place[i][position]
-            inputs[0, at] += size * table[token].double()
+            inputs[0, place[i][position]] += size * table[token].double()
             total -= float(twin(inputs_embeds=inputs).logits[0, row.place].log_softmax(-1)[columns[i]])
         return total
 

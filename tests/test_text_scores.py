@@ -686,8 +686,7 @@ def test_a_choice_an_untrained_turn_and_an_abstention():
 
     reward = PrefixGain(strict, letters())
     choice = spoken("abc", options=[[4, 5, 6], [5]], chosen=0)
-    example = spoken("abc", before=("xy",), trained=False)
-    judged = judge(reward, [spoken("abc"), choice, example, spoken("a")])
+    judged = judge(reward, [spoken("abc"), choice, spoken("abc", before=("xy",), trained=False), spoken("a")])
     assert judged.scores == [[0.0, 2.0, 1.0], [3.0], [0.0, 3.0], None] and calls == [3 + 1 + 1 + 1]
     assert judged.remark(0).message == "abc" and judged.parts["x"] == [1.0, 1.0, 1.0, None]
 

@@ -81,8 +81,7 @@ def test_a_next_value_that_nothing_would_read_is_refused(algorithm, ahead, messa
 
 
 def test_totals_by_hand():
-    turns = [Turn([1], [2, 3], reward=0.5), Turn([4], [5], reward=-2.0)]
-    rollout = Rollout(Task("a", "x"), 0, turns, ["", ""])
+    rollout = Rollout(Task("a", "x"), 0, [Turn([1], [2, 3], reward=0.5), Turn([4], [5], reward=-2.0)], ["", ""])
     assert totals([1.0, [0.1, 0.2, 0.3], None], [rollout] * 3) == [-0.5, pytest.approx(-0.9), None]
     judged = judge(None, [rollout], pays=True)
     assert judged.scores == [0.0] and judged.parts == {"world": [-1.5]}
