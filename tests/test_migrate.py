@@ -123,8 +123,8 @@ def test_adapters_and_rewards_of_a_script_keep_what_they_mean():
     new = migrated(text, Path("train.py"))
     assert '"lora.rank": 16' in new and '"lora.alpha": 8' in new  # peft's own default
     assert "reward=dict(zip([acc], weights))" in new and "what is appended to funcs is missing" in new
-    of_trlx = [renamed({"scale_reward": code}, "ppo", "trlx").values for code in ("'ignored'", "'running'")]
-    assert [found.get("score.scale") for found in of_trlx] == [None, "True"]
+    of_trlx = [renamed({"scale_reward": code}, "ppo", "trlx").values for code in ("'ignored'", "'running'", "'ref'")]
+    assert [found.get("score.scale") for found in of_trlx] == [None, "True", None]
 
 
 def test_what_trlx_counts_in_optimizer_steps_is_counted_in_ours():

@@ -21,7 +21,7 @@ from operant.types import OperantError
 _FILE = Path(__file__).parent / "foreign.toml"
 LIBRARIES: dict[str, dict[str, Any]] = tomllib.loads(_FILE.read_text(encoding="utf-8"))
 """By library: its title, the names that only it logs, its names of metrics and options, and what differs."""
-OWN: dict[str, Any] = {"title": "operant's names", "names": {}}
+OWN: dict[str, Any] = {"title": "operant", "names": {}}
 """A log with none of the marks: names of this library are understood in any log."""
 OTHER_RUNS = ("actions/", "game/", "outcome/", "trust/", "rollout/outgrown")
 """Metrics of games, programs and trust regions: without them, their rules do not apply."""

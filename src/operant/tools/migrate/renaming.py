@@ -342,6 +342,8 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
             found.values |= {"kl.control": '"adaptive"', "kl.target": code}
         case "eval_steps" | "save_steps" if isinstance(value, float) and value < 1:
             found.say(name, code, "a share of the run there; give a number of steps")
+        case "scale_reward" if system == "trlx" and value == "ref":
+            found.say(name, code, "divides by the deviation of the start's scores; score.scale by that of all so far")
         case "scale_reward" if system == "trlx" and value is not UNKNOWN:
             found.values |= {"score.scale": "True"} if value and value != "ignored" else {}
         case "eval_strategy" | "evaluation_strategy" | "save_strategy":
