@@ -4,7 +4,7 @@ Evaluation does not change the training.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from operant import distributed
 from operant.data import DataOptions, Order, load_tasks
 from operant.data.demonstrations import Demonstrations
 from operant.data.recorded import RecordedReplies
-from operant.metrics.evaluation import NOTHING
+from operant.metrics.evaluation import NOTHING, chosen
 from operant.models.base import ReadingPolicy
 from operant.rewards import Judged
 from operant.rollouts.play import Attempts
@@ -233,14 +233,19 @@ class PeriodicEvaluation:
             self.folder.log_message(f"the probe prompts of step {step} were left out: {error}")
             return {}
 
-    def changed(self, names: Collection[str]) -> None:
-        """Leave out what was measured before training in another way: the options of these `names` have changed."""
-        if self.before is not None and (found := sorted(filter(of_scores, names))):
-            self.before, self.probed = None, {}
-            self.folder.log_message(f"{', '.join(found)} changed: the scores from before training are left out")
-        elif self.before is not None and "evaluation.metrics" in names:
-            self.before = replace(self.before, measured=NOTHING)
-            self.folder.log_message("metrics have changed: those from before training are left out")
+    def changed(self, changes: Mapping[str, tuple[Any, Any]]) -> bool:
+        """Leave out what was measured before training in another way, and return whether anything was.
+
+        changes: the old and the new value of options, by name.
+        """
+        found = sorted(filter(of_scores, changes))
+        old, new = map(chosen, changes.get("evaluation.metrics", (None, None)))
+        found += [f"metric {name}" for name, how in old.items() if new.get(name) != how]
+        if found and self.before is not None:
+            self.before = None if of_scores(found[0]) else replace(self.before, measured=NOTHING)
+            self.probed = self.probed if self.before else {}
+            self.folder.log_message(f"{', '.join(found)} changed: held-out results from before training are left out")
+        return bool(found)
 
     def state_dict(self) -> dict[str, object]:
         """The evaluation before training, as plain data."""

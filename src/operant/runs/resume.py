@@ -194,8 +194,7 @@ def go_on(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer
     # Other ranks than the first have a folder of their own, and the changes are in that of the first.
     found = changed + changes_after(folder.checkpoints.parent, step, run.config)
     apply_changes(found, run.learner)
-    run.evaluation.changed({change.name for change in found})
-    if any(of_scores(change.name) or change.name == "evaluation.metrics" for change in found):
+    if run.evaluation.changed({change.name: (change.old, change.new) for change in found}):
         run.checkpoints.best = None  # its number is of the old kind
     if run.first:
         for lost in cut_after(folder, step, about(path)["lengths"] if path is not None else None):
