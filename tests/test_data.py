@@ -287,7 +287,7 @@ def test_the_order_is_resumed_where_it_stood():
 
 
 @cases(
-    (lambda: Order(6).load_state_dict(Order(5).state_dict()), "number of tasks 5, this one 6"),
+    (lambda: Order(6).load_state_dict(Order(5).state_dict()), "number of tasks 5, this one 6$"),
     (lambda: Order(5, seed=1).load_state_dict(Order(5).state_dict()), "seed of the order 0, this one 1"),
     (lambda: Order(0), "no tasks"),
 )

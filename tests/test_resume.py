@@ -92,7 +92,7 @@ def test_a_resume_deletes_what_a_killed_save_left_over(tmp_path):
 def test_a_resume_says_where_it_goes_on_and_records_no_change(stopped, capsys):
     before = (stopped / "config.yaml").read_bytes()
     again(stopped, **SMALL)
-    assert "it goes on after step 3; Ctrl-C" in capsys.readouterr().out
+    assert "it goes on after step 3; Ctrl-C" in capsys.readouterr().out and "others" not in log(stopped)
     assert not (stopped / "changes.jsonl").exists() and (stopped / "config.yaml").read_bytes() == before
 
 
@@ -559,8 +559,8 @@ def test_checkpoints_by_step_those_that_stay_and_the_best(tmp_path):
 
 
 def test_a_loop_over_steps_goes_on_behind_the_last_one(stopped):
-    found = steps(model(), TASKS, count_a, out=stopped, resume=True, tokenizer=letters(), quiet=True)
-    assert [metrics["step"] for metrics in found] == [4]
+    found = steps(model(), TASKS[::-1], count_a, out=stopped, resume=True, tokenizer=letters(), quiet=True)
+    assert [metrics["step"] for metrics in found] == [4] and "the tasks are others than those before" in log(stopped)
 
 
 def test_a_text_in_angle_brackets_is_no_object(tmp_path):

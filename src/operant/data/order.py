@@ -23,9 +23,10 @@ class Order:
     order.take(2)    # [1, 2]: the first pass ends, the second begins
     """
 
-    def __init__(self, n: int, seed: int = 0):
+    def __init__(self, n: int, seed: int = 0, tasks: int | None = None):
         require(n >= 1, "there are no tasks to order; give at least one")
-        self.n, self.seed = n, seed
+        self.n, self.seed, self.tasks, self.others = n, seed, tasks, False
+        """`tasks`: a hash of what is ordered. `others`: whether the restored order was that of other tasks."""
         self.position = 0
         """Number of tasks taken since the run began."""
         self.retired = set[int]()
@@ -61,14 +62,13 @@ class Order:
 
     def state_dict(self) -> dict[str, object]:
         state: dict[str, object] = {"n": self.n, "seed": self.seed, "position": self.position}
+        state |= {} if self.tasks is None else {"tasks": self.tasks}
         return state | ({"retired": sorted(self.retired)} if self.retired else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the position. Raises: OperantError if the tasks are not those of the saved run."""
+        """Restore the position. Raises: OperantError for another number of tasks, or another seed."""
         for name, what in (("n", "number of tasks"), ("seed", "seed of the order")):
             if state[name] != getattr(self, name):
-                raise OperantError(
-                    f"the saved run has {what} {state[name]}, this one {getattr(self, name)}; "
-                    "resume with the same tasks and options, or start a new run"
-                )
+                raise OperantError(f"the saved run has {what} {state[name]}, this one {getattr(self, name)}")
+        self.others = state.get("tasks", self.tasks) != self.tasks
         self.position, self.retired = state["position"], {*state.get("retired", ())}

@@ -45,9 +45,7 @@ class PolicyState:
             return
         weights, then = trained_weights(self.policy), state.get("trained", state)
         if odd := sorted(weights.keys() ^ then.keys()):
-            raise OperantError(
-                f"the checkpoint trains other weights ({', '.join(odd[:3])} ...): resume with its options"
-            )
+            raise OperantError(f"the checkpoint trains other weights ({', '.join(odd[:3])} ...)")
         if state["frozen"] != self.frozen:
             raise OperantError(
                 f"the frozen weights have the hash {self.frozen}, the run was started with {state['frozen']}: "

@@ -117,7 +117,7 @@ class PolicyCopy:
         if weights := state["weights"]:
             own, self._moved = self.own(), True
             odd = ", ".join(sorted(own.keys() ^ weights.keys())[:3])
-            require(not odd, f"the policy copy has other weights than this run ({odd} ...): resume with its options")
+            require(not odd, f"the policy copy has other weights than this run ({odd} ...)")
             load_stored(own, weights, self.shards)
             self.wide = {name: x.to(self.policy.device) for name, x in state.get("wide", {}).items()}
             self._fingerprint = None

@@ -4,7 +4,7 @@ import warnings
 from collections import Counter
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from operant.runs.evaluate import Evaluator
 from operant.runs.folder import Journal, read_config
 from operant.runs.parts import RunParts
 from operant.runs.scored_rollouts import Probes
-from operant.sampling import check_ids, encode_prompt, template_of
+from operant.sampling import check_ids, counter, encode_prompt, template_of
 from operant.storage.hub import BUILTIN, OWN, exported, found
 from operant.training.learner import Learner, default_engine
 from operant.types import Engine, EngineParts, EnvBase, OperantError, Rollout, Task, Tokenizer, shown, with_defaults
@@ -126,7 +126,8 @@ def build(
     notes = tuple(note for judge in judges for part in rewards.described_parts(judge) for note in part.notes)
     if learner.own.parallel == "fsdp" and distributed.world() == 1:
         notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
-    order = Order(len(tasks), config.learner["learner"].seed)
+    of_tasks = reduce(lambda found, task: counter(found, f"{task.id!r} {task.prompt!r}"), tasks, 0)
+    order = Order(len(tasks), config.learner["learner"].seed, of_tasks)
     more = (probes, demonstrations, useful.count(False), (*of_rows, *notes), None, recorded)
     parts = RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more)
     if not (train.rollouts_ahead or train.partial_rollout_tokens):

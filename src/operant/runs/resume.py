@@ -197,8 +197,9 @@ def go_on(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer
     if run.evaluation.changed({change.name: (change.old, change.new) for change in found}):
         run.checkpoints.best = None  # its number is of the old kind
     if run.first:
-        for lost in cut_after(folder, step, about(path)["lengths"] if path is not None else None):
-            run.trackers.warn(lost)
+        others = ["the tasks are others than those before: the run goes on with these"] * run.parts.order.others
+        for said in others + cut_after(folder, step, about(path)["lengths"] if path is not None else None):
+            run.trackers.warn(said)
         run.metrics = folder.metrics()
         if step < run.config.train.steps:  # what was judged at an earlier end says nothing of the next one
             with atomic_io.explained(folder.path):
