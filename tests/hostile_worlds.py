@@ -144,6 +144,19 @@ class Measured(Draws):
         return Letters()
 
 
+class Fails(Letters):
+    """Wherever it is asked something beside its first text, it fails."""
+
+    def measure(self, count, room):
+        raise KeyError("no ruler")
+
+    def on_leave(self, slots):
+        raise KeyError("no door")
+
+    def answer(self, slot, reply):
+        return Step(reward=float("nan"))
+
+
 def ask(task, *, most: int = 3, price: float = 1.0):
     """A world as a generator function: it asks for the letter of the task's target, at most `most` times."""
     reply = yield f"{task.prompt} which?"

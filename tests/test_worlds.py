@@ -27,6 +27,7 @@ from operant.rewards import judge
 from operant.rollouts import answers
 from operant.rollouts.collate import collate
 from operant.rollouts.play import play
+from operant.sampling import TokenCount
 from operant.sandbox.pool import Response
 from operant.training.scoring import bootstrap_prompts, with_bootstraps
 
@@ -155,6 +156,11 @@ def test_a_run_logs_what_failed_and_leaves_no_process(tmp_path, mark):
     assert "isolation of world 'Hostile': " in log and marked_processes(mark, patience=1.0) == []
 
 
+def begun(form):
+    env = form("hostile_worlds:Fails", isolation={"on_error": "stop"})
+    return env.reset(dict(enumerate(TASKS[:2]))) and env
+
+
 @cases(
     (lambda: IsolatedEnv("no_such.py:World"), "there is no file 'no_such.py'"),
     (lambda: IsolatedEnv(lambda: Letters()), "no other process can find <lambda>"),
@@ -163,6 +169,11 @@ def test_a_run_logs_what_failed_and_leaves_no_process(tmp_path, mark):
     (lambda: IsolatedEnv(HOSTILE, workers=0), "workers=0 for world 'Hostile': it must be at least 1"),
     (lambda: IsolatedEnv(HOSTILE, {"colour": 1}).check(), r"options {'colour': 1} raised TypeError.*'colour'"),
     (lambda: IsolatedEnv("hostile_worlds:Lettres").check(), "has no 'Lettres'; did you mean 'Letters'"),
+    (lambda: begun(IsolatedEnv).on_leave([0, 1]), "^world 'Fails': on_leave raised KeyError: 'no door'"),
+    (lambda: begun(WorkerEnv).on_leave([0, 1]), "^world 'Fails': on_leave raised KeyError: 'no door'"),
+    (lambda: begun(WorkerEnv).step({0: "a"}), "world 'Fails' failed: Fails.step answered for an episode with reward"),
+    (lambda: begun(WorkerEnv).measure(TokenCount(letters()), 9), "Fails' with options {} raised KeyError: 'no ruler'"),
+    (lambda: IsolatedEnv("operant.apps.agents.tools:ToolWorld").check(), "^world 'ToolWorld' reads tokens, which no w"),
 )
 def test_an_isolated_world_that_cannot_be_made_is_refused(make, error):
     with pytest.raises(OperantError, match=error):

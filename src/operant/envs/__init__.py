@@ -93,9 +93,8 @@ class Extract(SingleTurn):
         for slot, task in tasks.items():
             texts = task.target if isinstance(task.target, (list, tuple)) else []
             if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-                raise OperantError(
-                    f"world 'extract': the target of task {task.id!r} is {shown(task.target)}; it must be a list of "
-                    "sentences, as form=extract makes of a row, or data.target_field=sentences of a row that has them"
-                )
+                how = "as form=extract makes of a row, or data.target_field=sentences of a row that has them"
+                what = f"the target of task {task.id!r} is {shown(task.target)}; it must be a list of sentences"
+                raise OperantError(f"world 'extract': {what}, {how}")
             first[slot] = Step(fresh=True, options=list(texts))
         return first

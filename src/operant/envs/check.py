@@ -45,10 +45,9 @@ def check_env(
     if tasks is None:  # the first 8 of a world's own
         train, test = _same_games(env, "train"), _same_games(env, "test")
         if both := {task.id for task in train} & {task.id for task in test}:
-            raise OperantError(
-                f"world {name_of(env)!r}: games('train') and games('test') both have the task {min(both)!r}, so an "
-                "evaluation would measure what was trained on; give them different ids and seeds"
-            )
+            why = "so an evaluation would measure what was trained on; give them different ids and seeds"
+            twice = f"games('train') and games('test') both have the task {min(both)!r}"
+            raise OperantError(f"world {name_of(env)!r}: {twice}, {why}")
         _check_tasks(env, [*train, *test])
         tasks = train[:8]
     require(tasks, "check_env needs at least one task to play")
@@ -72,12 +71,11 @@ def check_env(
             a, b = getattr(once, name), getattr(again, name)
             if shown(a, 10000) != shown(b, 10000):
                 call = f"step, turn {turn}," if turn else "reset"
-                raise OperantError(
-                    f"world {name_of(env)!r}: {call} answered slot {slot} (task {tasks[slot].id!r}) with "
-                    f"{name}={shown(a)}, and the second time with {name}={shown(b)}, after the same replies: draw its "
-                    "random numbers from the task's id, or keep their state with state_dict and load_state_dict; and "
-                    "let no episode depend on those beside it"
-                )
+                then = f"{name}={shown(a)}, and the second time with {name}={shown(b)}, after the same replies"
+                how = "draw its random numbers from the task's id, or keep their state with state_dict and "
+                how += "load_state_dict; and let no episode depend on those beside it"
+                what = f"{call} answered slot {slot} (task {tasks[slot].id!r}) with {then}"
+                raise OperantError(f"world {name_of(env)!r}: {what}: {how}")
     paid = [step.reward for (turn, _), step in first.items() if turn]
     rewards = f", rewards of {min(paid):g} to {max(paid):g}" if paid else ""
     print(f"world {name_of(env)!r} is fine: {len(tasks)} episodes, {len(paid)} turns{rewards}")
@@ -89,10 +87,9 @@ def _same_games(env: Env, split: Literal["train", "test"]) -> list[Task]:
     if games != again:
         pairs = zip_longest(games, again)
         one, other = next((a, b) for a, b in pairs if a != b)
-        raise OperantError(
-            f"world {name_of(env)!r}: games({split!r}) returned {shown(one)}, and {shown(other)} in its place the "
-            "second time; make the tasks of fixed seeds, because a resumed run and an evaluation ask again"
-        )
+        how = "make the tasks of fixed seeds, because a resumed run and an evaluation ask again"
+        what = f"games({split!r}) returned {shown(one)}, and {shown(other)} in its place the second time"
+        raise OperantError(f"world {name_of(env)!r}: {what}; {how}")
     return games
 
 
@@ -105,10 +102,8 @@ def _check_tasks(env: Env, tasks: Sequence[Task]) -> None:
     for task in tasks:
         check_texts(task, world)
         if not (task.prompt.strip() if isinstance(task.prompt, str) else task.prompt):
-            raise OperantError(
-                f"{world}: task {task.id!r} has the prompt {shown(task.prompt)}, and a run leaves such tasks out: give "
-                "it a text, also if reset replaces it"
-            )
+            how = "and a run leaves such tasks out: give it a text, also if reset replaces it"
+            raise OperantError(f"{world}: task {task.id!r} has the prompt {shown(task.prompt)}, {how}")
         require(ids[task.id] == 1, f"{world}: the id {task.id!r} occurs twice; give every task one of its own")
 
 
@@ -132,17 +127,12 @@ def _play(
             for slot, step in answers.step(env, replied, tasks_of).items():
                 turns[slot] += 1
                 live[slot] = played[turns[slot], slot] = step
-                if step.fresh and not step.text and step.at is None and not _ends(step):
-                    raise OperantError(
-                        f"world {name_of(env)!r}: step answered slot {slot} (task {tasks[slot].id!r}) with an empty "
-                        "prompt; fresh=True needs a text to reply to"
-                    )
-                if turns[slot] == max_turns and not _ends(step):
-                    raise OperantError(
-                        f"world {name_of(env)!r} has not ended slot {slot} (task {tasks[slot].id!r}) after "
-                        f"{max_turns} turns: let its step return terminated=True, or truncated=True at a limit of its "
-                        "own, or give check_env a larger max_turns"
-                    )
+                world, its = f"world {name_of(env)!r}", f"slot {slot} (task {tasks[slot].id!r})"
+                empty = f"{world}: step answered {its} with an empty prompt; fresh=True needs a text to reply to"
+                require(not step.fresh or step.text or step.at is not None or _ends(step), empty)
+                how = "or truncated=True at a limit of its own, or give check_env a larger max_turns"
+                late = f"has not ended {its} after {max_turns} turns: let its step return terminated=True, {how}"
+                require(turns[slot] < max_turns or _ends(step), f"{world} {late}")
     return played
 
 

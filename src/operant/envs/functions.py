@@ -76,10 +76,8 @@ def maker(world: object) -> Any:
         return program
     if not (inspect.isroutine(world) and inspect.isgeneratorfunction(world)):
         if inspect.isfunction(world) and [*inspect.signature(world).parameters][:1] == ["task"]:
-            raise OperantError(
-                f"world {name_of(world)!r} is a function of a task without yield: an episode yields what the policy "
-                "reads, and gets its reply (docs/worlds.md)"
-            )
+            how = "an episode yields what the policy reads, and gets its reply (docs/worlds.md)"
+            raise OperantError(f"world {name_of(world)!r} is a function of a task without yield: {how}")
         return world
 
     def make(**options: object) -> FunctionEnv:
@@ -96,4 +94,5 @@ def declared_as(world: object, make: MakeWorld) -> MakeWorld:
     """`make`, which makes the world and says beforehand what it is asked about: whether it pays, and its games."""
     declared = with_defaults(world, EnvBase)
     vars(make).update(pays=declared.pays, games=declared.games)
+    make.__name__ = name_of(world)
     return make

@@ -189,10 +189,8 @@ class TextGames:
         """Begin a game in each slot. Raises: OperantError if a limit is in tokens and nothing counts them."""
         limit = "tokens" if self.tokens is not None else "thought_tokens" if self.thought_tokens is not None else None
         if limit and self._count is None:
-            raise OperantError(
-                f"env.{limit}={getattr(self, limit)}: nothing counts tokens here; leave it out, use env.memory, or "
-                "call measure(count, room) of the world"
-            )
+            how = "leave it out, use env.memory, or call measure(count, room) of the world"
+            raise OperantError(f"env.{limit}={getattr(self, limit)}: nothing counts tokens here; {how}")
         return {slot: self._begin(slot, task) for slot, task in tasks.items()}
 
     def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
@@ -235,9 +233,8 @@ class TextGames:
         self._live[slot] = episode = Playing(task, game, memory, state, record)
         first = self._ask(episode, {})
         if self.tokens is not None and self._count is not None and (size := self._count(first.text)) > self.tokens:
-            raise OperantError(
-                f"env.tokens={self.tokens}: the first prompt of game {task.id!r} alone has {size}; allow more"
-            )
+            first_has = f"the first prompt of game {task.id!r} alone has {size}"
+            raise OperantError(f"env.tokens={self.tokens}: {first_has}; allow more")
         return first
 
     def _answer(self, episode: Playing, reply: str) -> Step:

@@ -113,9 +113,8 @@ class Http:
             answer = self.ask(call, {name: {str(slot): value for slot, value in given.items()}}).get("steps")
             if not isinstance(answer, dict) or set(answer) != {str(slot) for slot in given}:
                 slots = shown(sorted(answer)) if isinstance(answer, dict) else shown(answer)
-                raise OperantError(
-                    f"/{call} was called with slots {shown([str(slot) for slot in given])} and answered for {slots}"
-                )
+                asked = shown([str(slot) for slot in given])
+                raise OperantError(f"/{call} was called with slots {asked} and answered for {slots}")
             return {slot: self.read(answer[str(slot)]) for slot in given}
         except NoAnswer as error:
             kind, why = "timeout" if error.late else "crashed", str(error)
@@ -136,12 +135,10 @@ class Http:
 
         Raises: OperantError with the reason if there is none: a `NoAnswer` if the server may be there later.
         """
-        self.number += 1
-        address = f"{self.url}/{call}"
+        self.number, address = self.number + 1, f"{self.url}/{call}"
         answer = self.client.ask(address, {"session": self.session, "number": self.number, **content})
-        if not isinstance(answer, dict):
-            what = f"{shown(answer)}, which is no JSON object"
-            raise OperantError(f"{address} answered {what}; does another program listen there?")
+        what = f"{shown(answer)}, which is no JSON object"
+        require(isinstance(answer, dict), f"{address} answered {what}; does another program listen there?")
         return answer
 
 

@@ -43,10 +43,9 @@ def isolated_maker(prefix: str, spec: str, world: object) -> Callable[..., "Isol
     place, make_world, form = spec if ":" in spec else spec_of(world), maker(world), FORMS[prefix]
     form_parameters = [p for p in inspect.signature(form).parameters.values() if p.name in form.options_of_runs]
     signature = inspect.signature(make_world)
-    if taken := [p.name for p in form_parameters if p.name in signature.parameters]:
-        raise OperantError(
-            f"environment {prefix}:{spec}: its argument {taken[0]!r} is an option of {prefix} too; rename the world's"
-        )
+    for taken in [p.name for p in form_parameters if p.name in signature.parameters]:
+        what = f"its argument {taken!r} is an option of {prefix} too"
+        raise OperantError(f"environment {prefix}:{spec}: {what}; rename the world's")
 
     def make(**options: Any) -> "IsolatedEnv":
         of_form = {p.name: options.pop(p.name) for p in form_parameters if p.name in options}
@@ -141,6 +140,13 @@ class IsolatedEnv:
         self._counting = {"tokenizer": plain, "room": room} if plain else None
         self._end()
         self._pools, self._pool_of, self._evaluation = [], {}, None
+        self.check()  # what `measure` raises is said before training
+
+    def on_leave(self, slots: Sequence[int]) -> None:
+        """Tell the worlds which episodes go no further; a worker that has ended holds nothing any more."""
+        leaving = {slot: None for slot in slots if slot in self._pool_of and self._known("on_leave")}
+        for raised in [step.info["raised"] for step in self._ask("leave", leaving).values() if "raised" in step.info]:
+            raise OperantError(f"world {self.__name__!r}: on_leave raised {raised}")
 
     @property
     def for_evaluation(self) -> Callable[[], "IsolatedEnv"] | None:
@@ -155,7 +161,10 @@ class IsolatedEnv:
 
     def check(self) -> None:
         """Start a worker and make a world in it. Raises: OperantError with the reason if that fails."""
-        self._about = self._ask_one(self._started(1)[0], {"call": "about"})
+        about = self._ask_one(self._started(1)[0], {"call": "about"})
+        out = "no worker is sent: leave workers: or isolated: out"
+        require(not about.pop("reads"), f"world {self.__name__!r} reads tokens, which {out}")
+        self._about = about
 
     def close(self) -> None:
         """End the workers, with every process that they have started."""
@@ -272,8 +281,8 @@ class IsolatedEnv:
                 kind, reason = "crashed", "has lost the process of its episode"
             elif reason is None:
                 return step
-        if self._limits["on_timeout" if kind == "timeout" else "on_error"] == "stop":
-            raise OperantError(f"world {self.__name__!r} {reason}; fix it, or let such episodes be dropped")
+        stops = self._limits["on_timeout" if kind == "timeout" else "on_error"] == "stop"
+        require(not stops, f"world {self.__name__!r} {reason}; fix it, or let such episodes be dropped")
         return Step(failed=kind, info={"failure": reason})
 
 
@@ -333,11 +342,9 @@ class WorkerEnv(IsolatedEnv):
 
         Raises: OperantError for the states of another number of workers.
         """
-        if len(state["workers"]) != self.workers:
-            raise OperantError(
-                f"the state of world {self.__name__!r} is that of {len(state['workers'])} workers, and there are "
-                f"{self.workers}; set workers={len(state['workers'])}"
-            )
+        count = len(state["workers"])
+        how = f"is that of {count} workers, and there are {self.workers}; set workers={count}"
+        require(count == self.workers, f"the state of world {self.__name__!r} {how}")
         self._states, self._version = list(state["workers"]), self._version + 1
 
     def _state_of(self, worker: int) -> dict[str, object]:

@@ -71,10 +71,9 @@ def template(given: str | Mapping[str, object]) -> Template:
         try:
             text.format(objective="", state="", inventory="", commands="", thought="", command="")
         except (LookupError, ValueError, AttributeError, TypeError) as error:
-            raise OperantError(
-                f"env.template.{name}={shown(text)} cannot be filled in ({error!r}): it may hold {{objective}}, "
-                "{state}, {inventory}, {commands}, {thought} and {command}; write {{ and }} for braces"
-            ) from error
+            named = "{objective}, {state}, {inventory}, {commands}, {thought} and {command}"
+            how = f"it may hold {named}; write {{{{ and }}}} for braces"
+            raise OperantError(f"env.template.{name}={shown(text)} cannot be filled in ({error!r}): {how}") from error
     return Template(**given)
 
 

@@ -8,7 +8,7 @@ from operant.envs.functions import maker
 from operant.import_by_name import find_function
 from operant.rollouts.answers import checked
 from operant.sandbox.serialise import state_from_plain, state_to_plain, step_to_plain, task_from_plain, task_to_plain
-from operant.types import EnvBase, Task, describe_error, require, with_defaults
+from operant.types import EnvBase, OperantError, Task, describe_error, with_defaults
 
 
 def count_with(plain: str) -> Callable[[str], int]:
@@ -45,9 +45,9 @@ class WorldHandler:
     def about(self) -> dict[str, object]:
         """What the run has to know about the world."""
         env = with_defaults(self.made(), EnvBase)
-        has: dict[str, object] = {name: callable(getattr(env, name)) for name in ("games", "state_dict", "measure")}
-        has["for_evaluation"] = for_evaluation(self.env) is not self.env
-        return has | {"pays": bool(env.pays), "most": env.most}
+        known = {name: callable(getattr(env, name)) for name in ("games", "state_dict", "measure", "on_leave")}
+        known |= {"for_evaluation": for_evaluation(self.env) is not self.env, "reads": env.branches}
+        return known | {"pays": bool(env.pays), "most": env.most}
 
     def games(self, split: str) -> list[dict[str, object]]:
         return [task_to_plain(task) for task in self.made().games(split)]
@@ -68,19 +68,32 @@ class WorldHandler:
         self.restore(version, state)
         tasks = {slot: task_from_plain(task) for slot, task in given}
         self.tasks = tasks if self.anew else self.tasks | tasks
-        steps = checked(f"{self.name}.reset", self.env.reset(tasks), tasks, list(tasks))
-        return [step_to_plain(step) for step in steps.values()]
+        return self.told("reset", self.env.reset(tasks), [*tasks])
 
     def step(self, given: list[tuple[int, str]]) -> list[dict[str, object]]:
         """Answer the reply in each slot of `given`, [slot, reply] each."""
         return [self.answer(*pair) if pair[0] in self.tasks else {"lost": True} for pair in given]
 
+    def leave(self, given: list[tuple[int, None]]) -> list[dict[str, object]]:
+        """Tell the world that the episodes in these slots go no further. The answers say what it raised."""
+        known, info = [slot for slot, _ in given if slot in self.tasks], {}
+        try:
+            _ = known and self.env.on_leave(known)
+        except (Exception, SystemExit) as error:
+            info = {"raised": describe_error(error)}
+        return [{"info": info} for _ in given]
+
+    def told(self, call: str, steps: object, slots: list[int]) -> list[dict[str, object]]:
+        """The world's answer as plain data; of one that is not allowed, what is wrong with it."""
+        try:
+            return [step_to_plain(step) for step in checked(f"{self.name}.{call}", steps, {}, slots).values()]
+        except OperantError as error:
+            return [{"raised": f"failed: {error}"} for _ in slots]
+
     def made(self) -> Any:
         """The world; one that is there already is used unless each episode has its own."""
         if self.env is None:
             self.env = self.make(**self.options)
-            reads = with_defaults(self.env, EnvBase).branches
-            require(not reads, "it reads tokens, which no worker is sent: leave workers: or isolated: out")
             if self.measured:
                 self.env.measure(*self.measured)
             if self.evaluating:
@@ -97,10 +110,9 @@ class WorldHandler:
     def answer(self, slot: int, reply: str) -> dict[str, object]:
         """The world's step for one slot as plain data."""
         try:
-            steps = self.env.step({slot: reply})
-            return step_to_plain(checked(f"{self.name}.step", steps, self.tasks, [slot])[slot])
+            return self.told("step", self.env.step({slot: reply}), [slot])[0]
         except (Exception, SystemExit) as error:
+            del self.tasks[slot]
             if self.anew or isinstance(error, MemoryError):  # a new process has its memory again
                 raise
-            del self.tasks[slot]
             return {"raised": f"raised {describe_error(error)}"}

@@ -44,8 +44,10 @@ class PolicyState:
             load_stored(weights, state, self.shards)
             return
         weights, then = trained_weights(self.policy), state.get("trained", state)
-        if odd := sorted(weights.keys() ^ then.keys()):
-            raise OperantError(f"the checkpoint trains other weights ({', '.join(odd[:3])} ...)")
+        odd = sorted(weights.keys() ^ then.keys())
+        if odd:
+            named = ", ".join(odd[:3])
+            raise OperantError(f"the checkpoint trains other weights ({named} ...)")
         if state["frozen"] != self.frozen:
             raise OperantError(
                 f"the frozen weights have the hash {self.frozen}, the run was started with {state['frozen']}: "

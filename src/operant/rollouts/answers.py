@@ -74,7 +74,7 @@ def _ask(env: Env, call: str, given: Mapping[int, object], tasks: Mapping[int, T
 def checked(called: str, steps: object, tasks: Mapping[int, Task], slots: list[int]) -> dict[int, Step]:
     """The steps, if they are for these slots and each is allowed.
 
-    called: the world and its method, with which an error begins. Raises: OperantError.
+    called: the world and its method, with which an error begins. tasks: empty: it names none. Raises: OperantError.
     """
     if not isinstance(steps, Mapping):
         raise OperantError(f"{called} returned {shown(steps)}; it must return a dict from slot to Step")
@@ -83,7 +83,8 @@ def checked(called: str, steps: object, tasks: Mapping[int, Task], slots: list[i
         wrong = [f"it has not answered for {_listed(tasks, missing)}"] if missing else []
         wrong += [f"it answered for slots {shown(foreign)}, which it was not asked about"] if foreign else []
         rule = "it must return one Step for every slot that it is called with, and for no other"
-        raise OperantError(f"{called} was called with slots {shown(slots)}, and {' and '.join(wrong)}; {rule}")
+        asked = f" was called with slots {shown(slots)}, and" if tasks else ":"
+        raise OperantError(f"{called}{asked} {' and '.join(wrong)}; {rule}")
     for slot in slots:
         if (why := fault(steps[slot])) is not None:
             raise OperantError(f"{called} answered for {_listed(tasks, [slot])} with {why}")
@@ -134,7 +135,7 @@ def fault(step: object) -> str | None:
 
 def _listed(tasks: Mapping[int, Task], slots: list[int]) -> str:
     """`slot 3 (task 'maze/7')`; of many slots, the first three and the number of the others."""
-    named = ", ".join(f"slot {slot} (task {tasks[slot].id!r})" for slot in slots[:3])
+    named = ", ".join(f"slot {slot} (task {tasks[slot].id!r})" if tasks else "an episode" for slot in slots[:3])
     return named + (f" and {len(slots) - 3} more" if len(slots) > 3 else "")
 
 

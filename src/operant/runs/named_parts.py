@@ -24,7 +24,7 @@ from operant.import_by_name import Table, names_object
 from operant.models.base import POLICIES
 from operant.options import Factory, arguments, defaults
 from operant.trackers.trackers import TRACKERS
-from operant.types import EngineParts, EnvBase, OperantError, of_user, shown, with_defaults
+from operant.types import EngineParts, EnvBase, OperantError, of_user, require, shown, with_defaults
 
 
 class Kind(NamedTuple):
@@ -75,6 +75,7 @@ def found(kind: str, value: object) -> Any:
     """The class, function or object of a name; anything else is itself."""
     prefix, _, spec = value.partition(":") if isinstance(value, str) else ("", "", "")
     if kind == "env" and prefix in FORMS:
+        require(spec.partition(":")[0] not in FORMS, f"env={value}: a world has one form; leave {prefix}: out")
         return isolated_maker(prefix, spec, ENVS.find(spec))
     thing = TABLES[kind].find(value) if isinstance(value, str) else value
     return maker(thing) if kind == "env" else thing
@@ -97,15 +98,13 @@ def flattened(options: Mapping[str, object]) -> dict[str, object]:
         if twice := [full for name in value if (full := f"{key}.{name}") in options]:
             raise OperantError(f"option {twice[0]} is given twice, in the mapping {key} and beside it: remove one")
     named = str(flat.get("env"))
-    form, colon, name = named.partition(":") if named.partition(":")[0] in FORMS else ("", "", named)
-    suite, _, game = name.partition(":")
+    suite, _, game = str(without_form(named)).partition(":")
     option = with_defaults(ENVS.find(suite), EnvBase).suite if game and suite in ENVS else None
     if option is None:
         return flat
     if twice := {option, f"env.{option}"} & flat.keys():
         raise OperantError(f"option {min(twice)} is given twice, in env={named} and beside it: remove one")
-    flat |= {"env": f"{form}{colon}{suite}", f"env.{option}": game}
-    return flat
+    return flat | {"env": named.removesuffix(f":{game}"), f"env.{option}": game}
 
 
 def options_of(options: Mapping[str, object], kind: str) -> list[str]:

@@ -177,8 +177,7 @@ def finished_message(out: Path, changed: Mapping[str, object], *, fresh_optimize
     with elsewhere(out):
         config = configure(stored_options(out, changed))
     found = changes(out, config, fresh_optimizer=fresh_optimizer)
-    exported = is_export(out / "export")
-    path = to_resume(out / "checkpoints", lambda text: None, fresh_optimizer=True) if exported else None
+    path = to_resume(out / "checkpoints", lambda _: None, fresh_optimizer=True) if is_export(out / "export") else None
     done = about(path)["step"] if path else 0
     if state(out, done, config.train.steps) != "finished":
         return None
