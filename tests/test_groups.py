@@ -134,9 +134,10 @@ def test_what_a_step_does_not_take_is_a_sentence():
     learner = Learner(lm(), max_tokens=2)
     with pytest.raises(OperantError, match=r"takes the rollouts that generate returned, and not 'a'"):
         learner.step(["a"], [1.0])
-    for reward in ([1.0], torch.ones(2), 10**400):
-        with pytest.raises(OperantError, match=r"reward of turn 0 is .*: each turn of an episode has one"):
-            learner.step([[5], [5]], [[6], [7]], [reward, 2.0], episodes=[0, 0])
+    one, none = r"reward of turn 0 is .*: each turn of an episode has one", r"\['a'\] names no episode and no group"
+    for reward, name, said in (([1.0], 0, one), (torch.ones(2), 0, one), (10**400, 0, one), (1.0, ["a"], none)):
+        with pytest.raises(OperantError, match=said):
+            learner.step([[5], [5]], [[6], [7]], [reward, 2.0], episodes=[name, name])
 
 
 def test_two_ways_of_sampling_are_not_one_step():
@@ -146,7 +147,7 @@ def test_two_ways_of_sampling_are_not_one_step():
     with pytest.raises(OperantError, match=r"temperature=0.5.*temperature=2.0.*a step for each"):
         learner.step(cold + warm, [0.0, 1.0] * 4)
     assert learner.step(cold, [0.0, 1.0, 0.5, 0.2])["rollout/logprob_gap"] < 1e-4
-    assert learner.generate([[5]], max_new_tokens=3)[0].sampling.max_tokens == 3
+    assert (few := learner.generate([[5]], max_new_tokens=3, stop_tokens=[])[0].sampling).max_tokens == 3 and few.stops
 
 
 # --- equal scores -----------------------------------------------------------------------------------------------------

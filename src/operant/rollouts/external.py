@@ -1,13 +1,13 @@
 """Makes rollouts of external replies: (query, response) pairs as texts, lists of ids, or tensors."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from operant.sampling import Sampling, check_ids, encode_more, encode_prompt, reply_end, reply_text
-from operant.types import End, OperantError, Rollout, Task, Tokenizer, Turn, require
+from operant.types import End, OperantError, Rollout, Task, Tokenizer, Turn, require, shown
 
 Text = str | Sequence[int] | torch.Tensor
 """A query or response: text, token ids, or a [T] tensor of ids."""
@@ -49,16 +49,15 @@ def to_rollouts(
     are texts.
     """
     count = len(queries)
-    called: tuple[Any, Any] = (
-        range(count) if episodes is None else episodes,
-        [None] * count if groups is None else groups,
-    )
+    called: Any = (range(count) if episodes is None else episodes, [None] * count if groups is None else groups)
     names, together = ([x.item() if hasattr(x, "item") else x for x in some] for some in called)
     paid = [0.0] * count if rewards is None else [_number(r, i) for i, r in enumerate(rewards)]
     ahead = [0.0] * count if next_values is None else [_number(v, i, "next value") for i, v in enumerate(next_values)]
     lists = {"responses": responses, "episodes": names, "rewards": paid, "next_values": ahead, "groups": together}
     for what, things in lists.items():
         require(len(things) == count, f"{len(things)} {what} for {count} queries: give one for each")
+    for odd in [name for name in (*names, *together) if not isinstance(name, Hashable)]:
+        raise OperantError(f"{shown(odd)} names no episode and no group: give each a text or a number")
     turns_of: dict[Any, list[tuple[Turn, str]]] = {}
     group_of: dict[Any, Any] = {}
     for i, name in enumerate(names):

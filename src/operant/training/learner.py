@@ -89,7 +89,7 @@ class Learner(LearnerParts):
         Raises: OperantError for an unknown argument (with the nearest), or sampling that cannot be scored exactly.
         """
         made = from_generation_kwargs(self.sampling, generation)
-        needs = made != self.sampling and (made.only_text or made.stop_strings)
+        needs = made != self.sampling and (made.only_text or made.stop_strings or not made.stop_tokens)
         sampling = (made.of(self.policy) if needs else made).for_training()
         if sampling != self.sampling:
             warned(sampling)
