@@ -131,6 +131,7 @@ class Around(nn.Module):
     (lambda: nn.Linear(2, 2), "a Linear is no language model of transformers: .* a policy of your own", {}),
     (lambda: load_policy(Around(), value=ValueOptions(critic="copy")), "no Around can be saved", {"algorithm": "ppo"}),
     (Bigrams, r"model.\*: a Bigrams takes none of them", {"model.precision": "bfloat16"}),
+    (type("Own", (Valued,), {"values": len}), "critic_steps=2 with a Own", {"algorithm": "ppo", "critic_steps": 2}),
     (object, "is no policy: .* derived from operant.PolicyBase", {}),
 )
 def test_what_a_policy_lacks_is_named_at_once(policy, message, given):

@@ -89,15 +89,11 @@ class LearnerOptions:
                 idle = "importance_cap=none" if self.importance != "none" else "importance=none"
                 raise OperantError(f"learner.importance_{name} with learner.{idle}: no weight is bounded; leave it out")
         if self.importance != "none" and self.rescore is False:
-            raise OperantError(
-                f"learner.importance={self.importance!r} with learner.rescore=false: the weights need log-probs of the "
-                "policy before the update; leave rescore out"
-            )
+            why = "the weights need log-probs of the policy before the update; leave rescore out"
+            raise OperantError(f"learner.importance={self.importance!r} with learner.rescore=false: {why}")
         if self.parallel != "fsdp" and self.offload != "none":
-            raise OperantError(
-                f"learner.offload={self.offload} with learner.parallel=ddp: only what is divided over the ranks is "
-                "offloaded; set parallel=fsdp, or leave it out"
-            )
+            how = "only what is divided over the ranks is offloaded; set parallel=fsdp, or leave it out"
+            raise OperantError(f"learner.offload={self.offload} with learner.parallel=ddp: {how}")
 
 
 class OptionGroups(TypedDict):

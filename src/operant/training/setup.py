@@ -19,6 +19,7 @@ from operant.models.reference import PolicyCopy
 from operant.models.value_head import ActionValueHead, ValueOptions
 from operant.rollouts.generation_kwargs import warned
 from operant.sampling import Sampling, TokenCount
+from operant.training.objective import critic_and_rest
 from operant.training.options import LearnerOptions, OptionGroups, find_device
 from operant.types import Engine, EngineParts, Env, EnvBase, OperantError, Tokenizer, require, shown, with_defaults
 
@@ -97,6 +98,8 @@ def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, t
     if needs.action_values and not isinstance(loaded.value_head, ActionValueHead):
         how = "build the Policy with value=ValueOptions(actions=True), of a transformers model"
         raise OperantError(f"algorithm {algorithm!r} needs Q values of every action, and the policy has none: {how}")
+    if learner.critic_steps:
+        critic_and_rest(loaded, f"learner.critic_steps={learner.critic_steps}")
     if needs.policy and not isinstance(loaded, POLICIES.find(needs.policy)):
         raise OperantError(
             f"algorithm {algorithm!r} trains no language model: use policy={needs.policy} with policy.trunk=MODEL, as "
