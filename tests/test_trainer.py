@@ -8,6 +8,7 @@ import torch
 from cases import cases, slow_but
 from rigs import alike
 from small_runs import SMALL, TASKS, count_a, killed, model, same, stopped_and_whole, told
+from texts import parts
 from tokenizers_of_words import word_tokenizer
 from toys import letters, lm, on_disk
 
@@ -242,28 +243,7 @@ def test_a_critic_that_sees_the_best_replies_alone_is_said(method):
     assert len(said) == len(notes) == find(method).needs.critic
 
 
-@cases(
-    ("ppo", {"kl.coef": 0, "kl.kind": "k2"}, "kl.coef above 0"),
-    ("ppo", {"kl.coef": 0, "kl.control": "adaptive"}, "kl.coef above 0"),
-    ("ppo", {"kl.loss_kind": "k2"}, "kl.loss_coef above 0"),
-    ("rloo", {"kl.target": 3.0}, "kl.control=adaptive or per_token"),
-    ("ppo", {"kl.control": "per_token", "kl.horizon": 400.0}, "kl.control=adaptive"),
-    ("reinforce", {"kl.end_coef": 0.3}, "kl.control=linear"),
-    ("sft", {"learner.importance_cap": 3.0}, "learner.importance"),
-    ("grpo", {"learner.select_unit": "turn"}, "learner.select"),
-    ("grpo", {"score.missing_stop_mode": "add"}, "score.missing_stop"),
-    ("ppo", {"score.truncate_after": 2, "score.truncate_penalty": 0.0}, "score.truncate_token"),
-    ("dpo", {"lora.rslora": True}, "lora.rank or lora.adapter"),
-    ("soft_q", {"output_mlp.gain": 0.1}, "output_mlp.width"),
-    ("soft_q", {"replay.capacity": 10}, "replay.share above 0"),
-    ("soft_q", {"mask.every": 2}, "mask.by=copy"),
-    ("soft_q", {"target.every": 2, "target.rate": 0.1}, "target.every=0"),
-    ("ppo", {"evaluate_every": 5}, "evaluate"),
-    ("ppo", {"probes": 0, "probe_every": 2}, "probes above 0"),
-    ("sft", {"data.prompt_keeps": "end"}, "data.prompt_tokens"),
-    ("grpo", {"evaluation.samples": 4}, "evaluate"),
-    ("dpo", {"data.reply_field": "answer"}, "changes nothing: labelled replies have their own names"),
-)
+@cases(*[tuple(json.loads(row)) for row in parts("idle.txt")["options"].splitlines()])
 def test_an_option_that_nothing_reads_is_said(method, given, needed):
     """The table, row by row; what a method does not have at all is refused in test_options.py."""
     options = {"algorithm": method, "tasks": "x.txt", **given} | REWARDED[find(method).source != "data"]

@@ -172,7 +172,7 @@ def begun(form):
     (lambda: begun(IsolatedEnv).on_leave([0, 1]), "^world 'Fails': on_leave raised KeyError: 'no door'"),
     (lambda: begun(WorkerEnv).on_leave([0, 1]), "^world 'Fails': on_leave raised KeyError: 'no door'"),
     (lambda: begun(WorkerEnv).step({0: "a"}), "world 'Fails' failed: Fails.step answered for an episode with reward"),
-    (lambda: begun(WorkerEnv).measure(TokenCount(letters()), 9), "Fails' with options {} raised KeyError: 'no ruler'"),
+    (lambda: begun(WorkerEnv).measure(TokenCount(letters()), 9), "Fails' with options {} raised KeyError: 'no door'"),
     (lambda: IsolatedEnv("operant.apps.agents.tools:ToolWorld").check(), "^world 'ToolWorld' reads tokens, which no w"),
 )
 def test_an_isolated_world_that_cannot_be_made_is_refused(make, error):

@@ -107,7 +107,6 @@ class Ahead:
         """Start the thread, and give it a learner of its own. Refuse what cannot be played ahead."""
         learner, policy, n = self.learner, self.learner.policy, self.n
         parts = EngineParts.of(learner.engine)
-        own = parts.own_weights
         for what, kind, thing in (("world", "env", learner.env), ("engine", "engine", learner.engine)):
             if any(stateful_parts(kind, thing)):
                 which = f"the {what} {type(thing).__name__}, which has a state (state_dict)"
@@ -117,7 +116,7 @@ class Ahead:
             where = f"on several ranks with the engine {type(learner.engine).__name__}"
             why = "they share a server, whose weights change for all of them at once"
             raise OperantError(f"rollouts_ahead={n} {where}: {why}; use engine=ray, or rollouts_ahead=0")
-        if not own and policy.rounds and policy.device.type == "cpu":
+        if not parts.own_weights and policy.rounds and policy.device.type == "cpu":
             where = "with model.precision=bfloat16 on a CPU"
             why = "training switches the kernels of attention, also for the thread that generates"
             raise OperantError(f"rollouts_ahead={n} {where}: {why}; use engine=ray, float32 or a GPU")
@@ -126,7 +125,7 @@ class Ahead:
         # The number of threads is one setting of the process, so it must not follow the size of each call.
         self.player = copy(learner)
         self.player.own = replace(learner.own, threads=threads)
-        if own:
+        if parts.own_weights:
             learner.engine = InTurn(learner.engine, self)
         else:
             learner.own, self.player.engine = self.player.own, copy(learner.engine)

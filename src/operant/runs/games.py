@@ -27,7 +27,7 @@ from operant.rollouts.play import Opening, play
 from operant.runs import named_parts
 from operant.sampling import Sampling
 from operant.training.setup import tell_room
-from operant.types import Engine, Env, OperantError, Step, Task, describe_error, name_of, of_user, shown
+from operant.types import Engine, Env, OperantError, Step, Task, name_of, of_user, require, shown
 
 REPLY = {"max_tokens": 64, "stop_strings": ("\n",)}
 """How a model replies that is no run of operant: up to a line break."""
@@ -90,15 +90,10 @@ class OwnPlayer:
 
     def act(self, state: GameState, game: Game, chance: random.Random) -> str:
         """Its next command."""
-        try:
+        with of_user(f"player {shown(self.name)} raised "):
             command = self.player.act(state, game, chance)
-        except (Exception, SystemExit) as error:
-            why = f"raised {describe_error(error)}"
-        else:
-            if isinstance(command, str):
-                return command
-            why = f"returned {shown(command)}; a command is a text"
-        raise OperantError(f"player {shown(self.name)} {why}")
+        require(isinstance(command, str), f"player {shown(self.name)} returned {shown(command)}; a command is a text")
+        return command
 
 
 def player_names() -> list[str]:

@@ -1,6 +1,7 @@
 """What a run says at its start: options that change nothing in it, what limits rewards, what was left out."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from operant import machine
@@ -28,6 +29,11 @@ READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("score", "overlong_penalty", lambda score: score.overlong_tokens > 0, "score.overlong_tokens"),
     ("score", "missing_stop_mode", lambda score: score.missing_stop is not None, "score.missing_stop"),
     ("score", "truncate_after truncate_penalty", lambda own: own.truncate_token is not None, "score.truncate_token"),
+    ("sampling", "top_p_least", lambda sampling: sampling.top_p < 1, "sampling.top_p below 1"),
+    ("sampling", "keep_stops", lambda own: own.truncates and own.top_k != 1, "sampling.top_k, top_p or min_p"),
+    ("loss", "tie", lambda loss: loss.ties != "none", "loss.ties"),
+    ("loss", "forward_share", lambda loss: loss.version != "v1", "loss.version other than v1"),
+    ("loss", "freeze_later", lambda loss: "v3" in loss.version, "loss.version=v3 or v2_v3"),
     ("lora", "alpha targets rslora", lambda lora: lora.on, "lora.rank or lora.adapter"),
     ("output_mlp", "gain bias", lambda mlp: mlp.on, "output_mlp.width"),
     ("replay", "capacity", lambda replay: replay.share > 0, "replay.share above 0"),
@@ -47,8 +53,7 @@ def idle(config: Config) -> list[str]:
     known: dict[str, Any] = {**config.learner, "": config.train, "data": config.data}
     known |= {} if config.train.evaluates else {"evaluation": config.evaluation}
     size, rate = (getattr(known.get(at), of, None) for at, of in (("update", "minibatch"), ("optimizer", "lr")))
-    if rate == 0:
-        notes += [f"optimizer.lr={rate}: the weights stay as they are, as in a control"]
+    notes += [f"optimizer.lr={rate}: the weights stay as they are, as in a control"] * (rate == 0)
     if size and size > config.train.batch and config.train.env is None:
         notes += [f"update.minibatch={size} is above batch={config.train.batch}: each step has one minibatch"]
     if find(name).needs.critic and (select := known["learner"].select) is not None:
@@ -61,8 +66,10 @@ def idle(config: Config) -> list[str]:
     if find(name).rows["labelled"] and config.data.reply_field:
         notes += [f"data.reply_field={config.data.reply_field} changes nothing: labelled replies have their own names"]
     usual = {**learner_options(name, None, {})[0], **{group: made() for group, made in OWN.items()}}
+    for groups in (known, usual):
+        groups["loss"] = SimpleNamespace(**groups.get("loss", {}))
     for group, options, read, needed in READ_ONLY_WITH:
-        if group in known and not read(known[group]):
+        if hasattr(known.get(group), options.split()[0]) and not read(known[group]):
             values = {o: getattr(known[group], o) for o in options.split()}
             changed = [f"{group}.{o}={x}".lstrip(".") for o, x in values.items() if x != getattr(usual[group], o)]
             notes += [f"{', '.join(changed)} without {needed}: nothing reads it"] if changed else []
