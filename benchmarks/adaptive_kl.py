@@ -13,9 +13,10 @@ import shutil
 import subprocess
 import sys
 
+from benchmarks.kept import places
 from benchmarks.sentiment_seeds import QUICK, ROOT
 
-OUT, RESULT = ROOT / "runs/adaptive-kl", ROOT / "benchmarks/results/adaptive-kl.json"
+OUT, RESULT = places("adaptive-kl", "adaptive-kl")
 SEED, START, OWN = 1, 0.02, 0.1
 ADAPTIVE = ["--kl.control", "adaptive", "--kl.target", "6", "--kl.coef", str(START)]
 KINDS = {"adaptive": ("#2563ab", f"adaptive, from {START}"), "fixed": ("#c2410c", f"fixed at {OWN}")}

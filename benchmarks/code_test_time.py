@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import restore
+from benchmarks.kept import needed, restore
 from benchmarks.programs import CRITIC, ROOT, RUNS, START
 from benchmarks.timed import spent, train_for
 from operant.machine import about
@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep the rows of the committed results")
     parser.add_argument("--one", nargs=2, metavar=("WAY", "SEED"), help="one row, in this process")
     given = parser.parse_args()
+    needed(RUNS / "held-out.jsonl", "python -m benchmarks.programs")
     if given.one:
         row = one(given.one[0], int(given.one[1]))
         place(row).parent.mkdir(exist_ok=True)

@@ -24,7 +24,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import restore
+from benchmarks.kept import places, restore
 from benchmarks.shuffled import in_another_order
 from benchmarks.timed import train_for
 from operant import Learner, OperantError, Rollout
@@ -36,7 +36,7 @@ from operant.rewards import judge, resolve
 from operant.runs.evaluate import EvaluationOptions, Evaluator
 
 ROOT = Path(__file__).parents[1]
-RUNS, RESULTS = ROOT / "runs/bench-commongen", ROOT / "benchmarks/results/commongen.json"
+RUNS, RESULTS = places("bench-commongen", "commongen")
 WORK = ROOT / "runs/translation"
 START = str(RUNS / "t5")
 KINDS = ("ppo", "sft", "shuffled")
@@ -133,7 +133,7 @@ def main() -> None:
         made = RUNS / "t5" if kind == "start" else RUNS  # a kept row has left no model
         if not (place({"player": kind, "seed": seed}).is_file() and made.is_dir()):
             words = [sys.executable, "-m", "benchmarks.commongen", "--one", kind, seed, "--minutes", str(given.minutes)]
-            words += ["--sentences", str(given.sentences)] if given.sentences else []
+            words += ["--quick"] * given.quick + (["--sentences", str(given.sentences)] if given.sentences else [])
             environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
             subprocess.run(words, cwd=ROOT, env=environment, check=True)
         rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RUNS.glob("*-*.json"))]

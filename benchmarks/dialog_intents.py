@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from benchmarks.kept import restore, whole
+from benchmarks.kept import places, restore, whole
 from benchmarks.shuffled import in_another_order
 from operant import Rollout, train
 from operant.machine import about
@@ -37,7 +37,7 @@ from operant.rewards import judge, resolve
 from operant.storage.hub import BUILTIN
 
 ROOT = Path(__file__).parents[1]
-RUNS, RESULTS = ROOT / "runs/bench-dialog", ROOT / "benchmarks/results/dialog-intents.json"
+RUNS, RESULTS = places("bench-dialog", "dialog-intents")
 CLASSIFIER, START = RUNS / "classifier", RUNS / "start-lm"
 TOPICS = (
     "ordinary life,school,culture and education,attitude and emotion,relationship,tourism,health,work,politics,finance"

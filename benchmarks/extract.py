@@ -24,7 +24,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.kept import restore, whole
+from benchmarks.kept import places, restore, whole
 from benchmarks.shuffled import in_another_order
 from operant import Policy, Rollout, Task, Turn, train
 from operant.data import DataOptions, load_tasks
@@ -33,7 +33,7 @@ from operant.models.loading import load_policy
 from operant.rewards import resolve
 
 ROOT = Path(__file__).parents[1]
-RUNS, RESULTS = ROOT / "runs/bench-extract", ROOT / "benchmarks/results/extract.json"
+RUNS, RESULTS = places("bench-extract", "extract")
 MODEL, LONGEST = "builtin:reviews-lm", 150
 KINDS = ("ppo", "shuffled")
 rouge = resolve("rouge:rouge1")

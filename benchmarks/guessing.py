@@ -17,12 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import restore, whole
+from benchmarks.kept import places, restore, whole
 from operant import Learner, train
 from operant.apps.games.textarena import TextArena
 
 ROOT = Path(__file__).parents[1]
-RUNS, RESULTS = ROOT / "runs/bench-guessing", ROOT / "benchmarks/results/guessing.json"
+RUNS, RESULTS = places("bench-guessing", "guessing")
 GAME = {"game": "GuessTheNumber-v0", "kwargs": {"max_number": 5, "max_turns": 3}, "commands": tuple("12345")}
 GAME |= {"choose": True, "memory": 2, "test_games": 64}
 WORLDS = {"grpo": "textarena", "coin": "benchmarks/shuffled.py:Coin"}

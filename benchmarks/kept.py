@@ -1,9 +1,26 @@
-"""Rows that an earlier machine measured, for benchmarks of hours: `--keep` takes them from the committed results."""
+"""Where benchmarks keep their rows: `--keep` takes those of an earlier machine from the committed results."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def places(runs: str, results: str) -> tuple[Path, Path]:
+    """The folder of a benchmark's rows, and the file of its results. With `--quick`, which measures nothing, both are
+    elsewhere, so that the real command takes nothing of it for finished."""
+    if "--quick" in sys.argv:
+        return ROOT / f"runs/{runs}-quick", ROOT / f"runs/{results}-quick.json"
+    return ROOT / f"runs/{runs}", ROOT / f"benchmarks/results/{results}.json"
+
+
+def needed(path: Path, command: str) -> None:
+    """Raises: SystemExit that names the command which makes `path`, if that is missing."""
+    if not path.exists():
+        raise SystemExit(f"{path} is missing: run {command} first")
 
 
 def restore(results: Path, place: Callable[[dict[str, Any]], Path]) -> None:

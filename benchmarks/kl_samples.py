@@ -15,10 +15,11 @@ import textwrap
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from benchmarks.kept import places
 from benchmarks.sentiment_seeds import QUICK
 
 ROOT = Path(__file__).parents[1]
-RUNS = ROOT / "runs/kl-samples"
+RUNS, RESULTS = places("kl-samples", "kl-samples")
 KINDS = {"with": ("with the KL penalty", "#2563ab", []), "without": ("without", "#c2410c", ["--kl.coef", "0"])}
 SHOWN = 6
 
@@ -122,7 +123,7 @@ def main() -> None:
     runs = [summary(name) for name in KINDS]
     result = {"command": "python -m benchmarks.kl_samples", "seed": seed, "runs": runs}
     text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
-    (ROOT / "benchmarks/results/kl-samples.json").write_text(text, encoding="utf-8")
+    RESULTS.write_text(text, encoding="utf-8")
     (ROOT / "docs/figures/with-and-without-kl.svg").write_text(figure(runs), encoding="utf-8")
     for run in runs:
         print(

@@ -10,11 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.kept import places
 from benchmarks.sentiment_seeds import QUICK
 from operant.tools.report.compare import comparison
 
 ROOT = Path(__file__).parents[1]
-RUNS, RESULT = ROOT / "runs/letters-sweep", ROOT / "benchmarks/results/letters-frontier.json"
+RUNS, RESULT = places("letters-sweep", "letters-frontier")
 COEFFICIENTS, SEEDS = "0,0.02,0.1,0.2,0.5,2", "1,2,3"
 
 

@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.kept import restore, whole
+from benchmarks.kept import places, restore, whole
 from benchmarks.policy_gradients import SHUFFLED, measured
 from benchmarks.report import machine
 from operant import train
 
 ROOT = Path(__file__).parents[1]
-RUNS, RESULTS = ROOT / "runs/bench-optimizers", ROOT / "benchmarks/results/optimizers.json"
+RUNS, RESULTS = places("bench-optimizers", "optimizers")
 FIGURE = ROOT / "docs/figures/optimizers.svg"
 KINDS: dict[str, tuple[dict[str, Any], tuple[float, float, float], str]] = {
     "adamw": ({}, (1e-4, 3e-4, 1e-3), "#0072b2"),

@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kept import restore, whole
+from benchmarks.kept import places, restore, whole
 from operant import Learner, train
 from operant.data import load_tasks
 from operant.metrics.evaluation import Distinct
@@ -42,7 +42,7 @@ from operant.rollouts.collate import collate
 from operant.training.scoring import forward_batch
 
 ROOT = Path(__file__).parents[1]
-RUNS, RESULTS = ROOT / "runs/bench-policy-gradients", ROOT / "benchmarks/results/policy-gradients.json"
+RUNS, RESULTS = places("bench-policy-gradients", "policy-gradients")
 FIGURE = ROOT / "docs/figures/policy-gradients.svg"
 START, SHUFFLED = "builtin:reviews-lm", str(ROOT / "benchmarks/shuffled.py:shuffled")
 RATES: dict[str, tuple[str, tuple[float, float, float]]] = {

@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import restore, whole
+from benchmarks.kept import places, restore, whole
 from operant import Learner, Task, train
 from operant.api import runs
 from operant.apps.rlhf.reward_model_score import RewardModelScore
@@ -39,7 +39,7 @@ from operant.tools.labels.stand_in import Labeller, preference
 from operant.types import Rollout
 
 ROOT = Path(__file__).parents[1]
-RUNS, RESULTS = ROOT / "runs/bench-preference", ROOT / "benchmarks/results/preference-frontier.json"
+RUNS, RESULTS = places("bench-preference", "preference-frontier")
 START, LABELS, NOISE = "builtin:reviews-lm", (200, 1000, 5000), 0.5
 METHODS = ("sft", "dpo", "best of n", "rejection", "ppo")
 PLAIN: dict[str, Any] = {"quiet": True, "threads": "1", "probes": 0}

@@ -14,7 +14,6 @@ import json
 import random
 import shutil
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,12 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import operant
-from benchmarks.kept import whole
+from benchmarks.kept import places, whole
 from operant import Rollout, Task
 from operant.apps.rlhf.reward_model_score import RewardModelScore
 
 ROOT = Path(__file__).parents[1]
-RUNS, RESULTS = (
-    ROOT / f"runs/bench-process{'-quick' * ('--quick' in sys.argv)}",
-    ROOT / "benchmarks/results/process-rewards.json",
-)
+RUNS, RESULTS = places("bench-process", "process-rewards")
 BASE, DIGITS, WRONG, OF, PROBLEMS = 5, 5, 0.2, 8, 400
 STEPS = 1200
 """Optimizer steps of the process reward model, of 32 solutions each."""

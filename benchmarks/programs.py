@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.kept import restore, whole
+from benchmarks.kept import places, restore, whole
 from benchmarks.shuffled import in_another_order
 from benchmarks.timed import spent, train_for
 from operant import Learner, OperantError, Rollout, train
@@ -50,7 +50,7 @@ from operant.tools.cli import main as command
 from operant.types import OUTCOMES
 
 ROOT = Path(__file__).parents[1]
-RUNS, RESULTS = ROOT / "runs/bench-programs", ROOT / "benchmarks/results/programs.json"
+RUNS, RESULTS = places("bench-programs", "programs")
 WORK = ROOT / "runs/code-1000"
 START, CRITIC = WORK / "code-lm", RUNS / "critic"
 PASSED: dict[str, Any] = {"reward": "tests", "reward.kind": "passed"}

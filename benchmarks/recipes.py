@@ -18,13 +18,14 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks.kept import places
 from operant.data import DataOptions, load_tasks
 from operant.rewards import resolve
 from operant.tools.diagnosis import diagnose, read_history, verdict
 from operant.types import Rollout, Task
 
 ROOT = Path(__file__).parents[1]
-RUNS = ROOT / "runs/bench-recipes"
+RUNS, RESULTS = places("bench-recipes", "recipes")
 RECIPES = ("keyword", "chat")
 QUICK = "--steps 2 --batch 16 --update.minibatch 8 --data.limit 8 --probes 2".split()
 TITLES = {"keyword": "keyword: the reply holds the word", "chat": "chat: mood as asked + 0.3 ended"}
@@ -155,7 +156,7 @@ def main() -> None:
     if args.quick:
         return
     result = {"command": "python -m benchmarks.recipes", "runs": rows}
-    (ROOT / "benchmarks/results/recipes.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     (ROOT / "docs/figures/recipes.svg").write_text(figure(rows) + "\n", encoding="utf-8")
 
 

@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import restore
+from benchmarks.kept import places, restore
 
 ROOT = Path(__file__).parents[1]
-RUNS, RESULTS = ROOT / "runs/bench-road", ROOT / "benchmarks/results/road.json"
+RUNS, RESULTS = places("bench-road", "road")
 
 
 KINDS = {"labels": [], "shuffled": ["--shuffled"], "beside": "--beside --rounds 4 --labels 250 --steps 15".split()}

@@ -14,10 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept import places
 from operant.machine import about
 
 ROOT = Path(__file__).parents[1]
-RUN, RESULTS = ROOT / "runs/demo-100x256", ROOT / "benchmarks/results/seed-demo.json"
+RUN, RESULTS = places("demo-100x256", "seed-demo")
 
 
 def main() -> None:

@@ -13,10 +13,11 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from benchmarks.kept import places
 from benchmarks.sentiment_seeds import CONTROL, QUICK, ROOT
 from operant.tools.diagnosis import diagnose, read_history, verdict
 
-RUNS, RESULT = ROOT / "runs/bench-methods", ROOT / "benchmarks/results/sentiment-methods.json"
+RUNS, RESULT = places("bench-methods", "sentiment-methods")
 SHUFFLED = ["--reward", CONTROL]
 KINDS = {
     "ppo": [],

@@ -15,10 +15,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks.kept import places
 from operant.tools.diagnosis import diagnose, read_history, verdict
 
 ROOT = Path(__file__).parents[1]
-RUNS = ROOT / "runs/bench-sentiment"
+RUNS, RESULTS = places("bench-sentiment", "sentiment-seeds")
 CONTROL = "benchmarks/shuffled.py:shuffled"
 QUICK = "--steps 2 --batch 8 --update.minibatch 4 --data.limit 8 --max-tokens 6 --min-tokens 2".split()
 QUICK += ["--probes", "6", "--probe-every", "1"]
@@ -110,10 +111,9 @@ def main() -> None:
         ),
         "runs": rows,
     }
-    results, figures = ROOT / "benchmarks/results", ROOT / "docs/figures"
-    results.mkdir(exist_ok=True)
+    figures = ROOT / "docs/figures"
     figures.mkdir(exist_ok=True)
-    (results / "sentiment-seeds.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     (figures / "sentiment-seeds.svg").write_text(figure(rows) + "\n", encoding="utf-8")
     for row in rows:
         print(f"{row['run']:10} KL {row['kl_per_reply']:5.2f}  {row['verdict']}")

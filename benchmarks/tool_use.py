@@ -24,7 +24,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import operant
-from benchmarks.kept import whole
+from benchmarks.kept import places, whole
 from benchmarks.shuffled import in_another_order
 from benchmarks.timed import spent
 from operant import Task
@@ -34,7 +34,7 @@ from operant.runs.trainer import runs
 
 ROOT = Path(__file__).parents[1]
 QUICK = "--quick" in sys.argv
-RUNS, RESULTS = ROOT / f"runs/bench-tool-use{'-quick' * QUICK}", ROOT / "benchmarks/results/tool-use.json"
+RUNS, RESULTS = places("bench-tool-use", "tool-use")
 STEPS, EVERY, CALLED, FOLLOWED = 24, 4, 0.3, 0.6
 ROWS = [*(("grpo", seed) for seed in (1, 2, 3)[: 1 if QUICK else None]), ("shuffled", 1), ("sft", 1)]
 CALL, RESULT = "<python>{}</python>", "<result>{}</result>"
