@@ -13,6 +13,7 @@ import torch
 import yaml
 from cases import cases
 from small_runs import SMALL, TASKS, count_a, cut, model, options, same, told
+from texts import parts
 from toys import letters, lm, on_disk
 
 from operant import Learner, OperantError, Task, steps, train
@@ -208,18 +209,7 @@ def test_a_change_recorded_by_an_old_name_still_applies(tmp_path, monkeypatch):
     assert "schema" not in first and second["schema"] == old_names.SCHEMA and second["name"] == "optimizer.lr"
 
 
-@cases(
-    ({"algorithm": "grpo", "samples": 2}, "algorithm='grpo' with --resume: the run has 'ppo'"),
-    ({"seed": 7}, "learner.seed=7 with --resume"),
-    ({"train_layers": 1}, "have that shape"),
-    ({"precision": "bfloat16"}, "have that shape"),
-    ({"lora.rank": 4}, "have that shape"),
-    ({"value.layers": 2}, "have that shape"),
-    ({"optimizer.states": "8bit"}, "--fresh-optimizer"),
-    ({"preset": "trl"}, "one by one"),
-    ({"kl.ceof": 1.0}, "did you mean"),
-    ({"steps": 0}, "steps=0"),
-)
+@cases(*[tuple(json.loads(row)) for row in parts("options.txt")["fixed on resume"].splitlines()])
 def test_what_cannot_change_is_refused_before_anything_loads(given, sentence, stopped, monkeypatch):
     def held():
         return {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
