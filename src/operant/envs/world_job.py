@@ -45,7 +45,7 @@ class WorldHandler:
     def about(self) -> dict[str, object]:
         """What the run has to know about the world."""
         env = with_defaults(self.made(), EnvBase)
-        known = {name: callable(getattr(env, name)) for name in ("games", "state_dict", "measure", "on_leave")}
+        known: dict[str, object] = {n: callable(getattr(env, n)) for n in "games state_dict measure on_leave".split()}
         known |= {"for_evaluation": for_evaluation(self.env) is not self.env, "reads": env.branches}
         return known | {"pays": bool(env.pays), "most": env.most}
 
