@@ -136,6 +136,7 @@ def test_what_trlx_counts_in_optimizer_steps_is_counted_in_ours():
     wide = {"lr_scheduler_type": "'cosine_annealing'", "T_max": "1e12", "eta_min": "3e-5"}
     slow = renamed(given | wide, "ppo", "trlx")
     assert slow.values["optimizer.schedule"] == '"constant"' and not any("T_max" in text for text in slow.comments)
+    assert renamed(wide, "ilql", "trlx").values["optimizer.schedule"] == '"constant"'
     assert renamed(given | wide | {"T_max": "1000"}, "ppo", "trlx").values["optimizer.schedule"] == '"cosine"'
     unknown = renamed(given | {"num_rollouts": "n"}, "ppo", "trlx").comments
     assert any("divide by the optimizer steps" in comment for comment in unknown)
@@ -147,6 +148,7 @@ def test_what_trlx_counts_in_optimizer_steps_is_counted_in_ours():
     of_trl = {"per_device_train_batch_size": "4", "steps_per_generation": "4", "num_iterations": "2", "max_steps": "80"}
     found = renamed(of_trl | {"save_steps": "39", "eval_steps": "9"}, "grpo").values
     assert [found[name] for name in ("steps", "checkpoint_every", "evaluate_every")] == ["10", "4", "1"]
+    assert renamed(of_trl | {"save_steps": "-1"}, "grpo").values["checkpoint_every"] == "-1"
     sums = "from trl import GRPOConfig\nargs = GRPOConfig('r', max_steps=2 * N, warmup_steps=10)\n"
     assert '"optimizer.warmup": 10 / (2 * N)' in moved(sums)
     alone = "from trl import SFTTrainer\nt = SFTTrainer('m', train_dataset=rows)\nif rows: t.push_to_hub()\n"

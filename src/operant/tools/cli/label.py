@@ -54,7 +54,8 @@ def database_of(path: Path, database: str | None) -> Path:
     own, older = (path.with_name(f"{name}.labels.sqlite") for name in names)
     if database is None and older.exists() and not own.exists():  # the name ended at the first dot
         with Store(older, create=False) as store:
-            own = older if any(store.number_of(item.id) for item in read_items(path)) else own
+            kept = (i for i in read_items(path) if store.number_of(i.id) and store.item(i.id).content() == i.content())
+            own = older if any(kept) else own
     return own if database is None else Path(database)
 
 

@@ -84,8 +84,11 @@ class Parser(argparse.ArgumentParser):
         flags = [name for name, action in own.items() if action.nargs == 0]
         several = [name for name, action in own.items() if type(action).__name__ == "_AppendAction"]
         plain, options = parse_text(words, flags, several)
-        if "text_field" in own:  # a run calls it data.text_field, and so do errors
-            options = {n if (short := n.removeprefix("data.")) in options else short: x for n, x in options.items()}
+        if "text_field" in own and any(name.startswith("data.") for name in options):  # as a run and errors call it
+            from operant.data import DataOptions
+
+            of_data = {f"data.{name}": name for name in DataOptions.__dataclass_fields__ if name not in options}
+            options = {of_data.get(name, name): x for name, x in options.items()}
         of_form = {name: options.pop(name) for name in [*options] if "form" in own and name.startswith("form.")}
         rest = {name: options.pop(name) for name in [*options] if name not in own}
         if rest and not more:

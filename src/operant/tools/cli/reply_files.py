@@ -334,7 +334,7 @@ def what_is_asked(words: Sequence[str], options: Options) -> Asked:
     if made is not None:
         rewards.check(made.reward)
     judged_by = [spec, named_parts.only(run, "reward")]
-    modules = re.findall(r"([\w./~-]+):", str(judged_by))  # as in `{"mine.py:score": 1}` and `isolated:mine:score`
+    modules = re.findall(r"([^'\"{}\[\],:]+):", str(judged_by))  # as in `{"mine.py:f": 1}` and `isolated:mine:f`
     paths = [Path(name if name.endswith(".py") else f"{name.replace('.', '/')}.py") for name in modules]
     judged_by += [crc32(path.read_bytes()) for path in paths if path.is_file()]
     return Asked(sources, samples, best, distinct, seed, out, made, judged_by, device)

@@ -244,7 +244,7 @@ def _length(found: Renamed, left: dict[str, str]) -> None:
     else:
         found.put("steps", ours_of(steps))
     for name in ("eval_steps", "save_steps"):
-        if isinstance(literal(left.get(name, "")), int):
+        if isinstance(count := literal(left.get(name, "")), int) and count > 0:
             found.put(ours(name)[0], ours_of(left.pop(name)))
     if warmup and warmup != "0":
         share = literal(warmup)
@@ -260,6 +260,12 @@ def _length(found: Renamed, left: dict[str, str]) -> None:
 
 def _length_of_trlx(found: Renamed, left: dict[str, str]) -> None:
     """What trlX counts in optimizer steps, where the optimizer steps of a step of PPO are known."""
+    last, end = (literal(left.get(name, "")) for name in ("T_max", "total_steps"))
+    wide = isinstance(last, (int, float)) and last > 2 * (end if isinstance(end, int) else 1e8)
+    if wide and "cosine" in left.get("lr_scheduler_type", ""):
+        left |= {"lr_scheduler_type": '"constant"'}  # so wide a cosine has hardly begun when the run ends
+        for name in {"T_max", "eta_min"} & left.keys():
+            del left[name]
     usual = {"num_rollouts": "", "batch_size": "", "ppo_epochs": "4"}
     sizes = [literal(left.get(name, value)) for name, value in usual.items()]
     if not all(isinstance(size, int) and size > 0 for size in sizes):
@@ -274,11 +280,6 @@ def _length_of_trlx(found: Renamed, left: dict[str, str]) -> None:
     if isinstance(epochs := literal(left.get("epochs", "")), int):  # each is a batch of replies, as a step is here
         found.values["steps"] = str(min(epochs, int(found.values.get("steps", epochs))))
         del left["epochs"]
-    last, end = literal(left.get("T_max", "")), counted.get("total_steps", 0)
-    if isinstance(last, (int, float)) and last > 2 * end > 0 and "cosine" in left.get("lr_scheduler_type", ""):
-        left["lr_scheduler_type"] = '"constant"'  # so wide a cosine has hardly begun when the run ends
-        for name in {"T_max", "eta_min"} & left.keys():
-            del left[name]
     if counted:
         found.comments.append(f"{', '.join(counted)}: in optimizer steps there, {each} of which are one step here")
 

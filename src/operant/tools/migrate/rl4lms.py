@@ -169,7 +169,7 @@ def _evaluation(part: Part, comments: list[str]) -> dict[str, Any]:
     drawn = part("train_evaluation", "generation_kwargs", default={})
     sampling = {name: drawn[name] for name in ("temperature", "top_k", "top_p") if name in drawn}
     trained = part("alg", "policy", "args", "generation_kwargs", default={}).get("max_new_tokens")
-    sampling |= {"top_k": 1} if drawn.get("do_sample") is False else {}
+    sampling |= {"top_k": 1} if drawn.get("do_sample") is False and drawn.get("num_beams", 1) == 1 else {}
     sampling |= {"max_tokens": n} if (n := drawn.get("max_new_tokens", trained)) != trained else {}
     options |= {"evaluation.sampling": sampling} if sampling else {}
     options |= {"evaluation.beams": beams} if (beams := drawn.get("num_beams", 1)) > 1 else {}
