@@ -5,6 +5,7 @@ and trains on rewards from anywhere; `operant.objectives` has the pure functions
 (`operant.types.Env`), an engine (`operant.types.Engine`) and a reward (`operant.types.RewardFn`) have to offer.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,8 +50,6 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'operant' has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(f"operant.{_MODULE_OF[name]}"), name)
 
 

@@ -107,8 +107,8 @@ def runs(
 def _arguments(args: object, options: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
     """The arguments that are not None, with the options and those of a configuration object below them."""
     known = {name: value for name, value in arguments.items() if value is not None} | dict(options)
-    if args is None:
-        return known
-    from operant.tools.migrate.configuration import with_configuration
+    if args is not None:
+        from operant.tools.migrate.configuration import with_configuration
 
-    return with_configuration(args, known)
+        known = with_configuration(args, known)
+    return known
