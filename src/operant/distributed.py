@@ -121,18 +121,16 @@ def total_float(x: float) -> float:
 
 
 def largest(x: int) -> int:
-    """Maximum of one whole number over ranks."""
-    return int(_maximum(torch.tensor(x))) if world() > 1 else x
+    """Maximum of one count over ranks."""
+    return int(largest_float(x))
 
 
 def largest_float(x: float) -> float:
     """Maximum of one number over ranks."""
-    return float(_maximum(torch.tensor(x, dtype=torch.float64))) if world() > 1 else x
-
-
-def _maximum(x: Tensor) -> Tensor:
-    dist.all_reduce(x, dist.ReduceOp.MAX)
-    return x
+    most = torch.tensor(x, dtype=torch.float64)
+    if world() > 1:
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+    return float(most)
 
 
 def gathered(thing: Any) -> list[Any]:

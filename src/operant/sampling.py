@@ -135,11 +135,10 @@ class Sampling:
         """Return self. Raises: OperantError for truncation that would make ratios and KL wrong."""
         if self.truncates and self.truncation != "stored":
             if self.top_k == 1:
-                raise OperantError(
-                    "do_sample=False (sampling.top_k=1): a greedy reply is no sample, and training needs samples "
-                    "to compare: sample (do_sample=True, top_k=0), and decode greedily in evaluation alone: "
-                    "evaluation.sampling={top_k: 1}"
-                )
+                why = "a greedy reply is no sample, and training needs samples to compare"
+                how = "sample (do_sample=True, top_k=0), and decode greedily in evaluation alone"
+                what = f"do_sample=False (sampling.top_k=1): {why}: {how}"
+                raise OperantError(f"{what}: evaluation.sampling={{top_k: 1}}")
             why = "truncated sampling gives a biased ratio and a negative KL in training"
             how = "use top_k=0, top_p=1, min_p=0, or truncation='stored' to store the allowed tokens"
             raise OperantError(f"sampling.{self._truncation_options()}: {why}; {how}")
@@ -429,9 +428,8 @@ def encode_prompt(
     if tokenizer is None:
         raise OperantError("the policy has no tokenizer: give prompts as token ids, or Policy(model, tokenizer)")
     if isinstance(prompt, str):
-        if not (ids := encode_text(tokenizer, prompt)) and tokenizer.bos_token_id is not None:
-            ids = [tokenizer.bos_token_id]
-        return ids
+        begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+        return encode_text(tokenizer, prompt) or begin
     return list(_templated(tokenizer, prompt, True, tools=tools, tokenize=True, return_dict=True)["input_ids"])
 
 

@@ -158,12 +158,11 @@ class Tally:
         """Return one number per name; histograms are not included."""
         means = {k: total / count if count else total for k, (total, count) in self.sums.items()}
         spreads = {k: (m2 / n) ** 0.5 for k, (n, _, m2) in self.squares.items()}
-        shares = {name: len(c) / c.total() for name, c in self.counted.items()}
+        shares = {}
         for name, counts in self.counted.items():
-            if name.rpartition("/")[2].startswith("top_"):
-                shares[name] = max(counts.values()) / counts.total()
-            elif name.endswith("_per_1000"):
-                shares[name] = 1000 * len(counts) / counts.total()
+            different = len(counts) * (1000 if name.endswith("_per_1000") else 1)
+            most_common = name.rpartition("/")[2].startswith("top_")
+            shares[name] = (max(counts.values()) if most_common else different) / counts.total()
         return means | spreads | self.extremes | shares
 
     def _count(self, name: str, new: Counter[int]) -> None:
