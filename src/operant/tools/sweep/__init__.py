@@ -67,12 +67,10 @@ def sweep(run_options: Mapping[str, object], recipe: str | None = None, options:
         commands.append(RunCommand(point.name, place, words))
     printer = ProgressPrinter(len(plan.points), len(plan.points) - len(commands), {c.name for c in commands[:2]})
     count = Counter(states.values())
-    kinds = [(count["done"], "done"), (count["begun"], "to resume"), (count["missing"], "to start")]
-    known = ", all done"
-    if commands:
-        known = f", {options.at_once} in parallel: " if options.at_once > 1 else ": "
-        known += ", ".join(f"{number} {what}" for number, what in kinds if number)
-        known += "; Ctrl-C stops after the current step of each and saves"
+    kinds = {"done": "done", "begun": "to resume", "missing": "to start"}
+    listed = ", ".join(f"{count[kind]} {what}" for kind, what in kinds.items() if count[kind])
+    parallel = f", {options.at_once} in parallel" if options.at_once > 1 else ""
+    known = f"{parallel}: {listed}; Ctrl-C stops after the current step of each and saves" if commands else ", all done"
     print(f"{folder}: {count.total()} runs{known}", flush=True)
     ended, interrupted = run_all(commands, options.at_once, folder / "logs", printer.ended, printer.waiting)
     if any(folder.glob("*/config.yaml")):

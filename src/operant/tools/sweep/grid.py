@@ -190,5 +190,4 @@ def draw(axes: Sequence[Axis], count: int, seed: int = 0) -> list[Point]:
         drawn[tuple(axis.at(share) for axis, share in zip(axes, shares))] = None
     else:
         raise OperantError(f"--random {count}: the axes have only {len(drawn)} different combinations; draw fewer")
-    names = [axis.name for axis in axes]
-    return [Point(dict(zip(names, values))) for values in drawn]
+    return [Point(dict(zip([axis.name for axis in axes], values))) for values in drawn]
