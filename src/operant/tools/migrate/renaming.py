@@ -313,7 +313,9 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
             found.put("advantage.deviation", '"sample"')
         case "scale_rewards" if value in ("none", False):
             found.put("advantage.scale", "False")
-        case "scale_rewards" | "use_vllm":
+        case "mask_truncated_completions" if value is True:
+            found.put("learner.on_length", '"drop"')
+        case "scale_rewards" | "use_vllm" | "mask_truncated_completions":
             if value is not False:
                 found.say(name, code)
         case "bf16" | "fp16" if value is True:
@@ -352,11 +354,6 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
                 found.say(name, code, "give the number of steps: evaluate_every, checkpoint_every")
         case "run_name" if "out" in found.values:
             found.say(name, code, "the run folder, out, is the name of a run")
-        case "mask_truncated_completions":
-            if value is True:
-                found.put("learner.on_length", '"drop"')
-            elif value is UNKNOWN:
-                found.say(name, code)
         case "reward_clip_range" if isinstance(value, list | tuple) and len(value) == 2 and value[0] == -value[1]:
             found.put("score.clip", str(value[1]))
         case "top_k" | "top_p" | "min_p" if system == "trl" and value not in (0, 1, 1.0):
