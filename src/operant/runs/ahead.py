@@ -105,8 +105,7 @@ class Ahead:
 
     def _start(self) -> None:
         """Start the thread, and give it a learner of its own. Refuse what cannot be played ahead."""
-        learner, policy, n = self.learner, self.learner.policy, self.n
-        parts = EngineParts.of(learner.engine)
+        learner, policy, n, parts = self.learner, self.learner.policy, self.n, EngineParts.of(self.learner.engine)
         for what, kind, thing in (("world", "env", learner.env), ("engine", "engine", learner.engine)):
             if any(stateful_parts(kind, thing)):
                 which = f"the {what} {type(thing).__name__}, which has a state (state_dict)"
@@ -120,10 +119,9 @@ class Ahead:
             where = "with model.precision=bfloat16 on a CPU"
             why = "training switches the kernels of attention, also for the thread that generates"
             raise OperantError(f"rollouts_ahead={n} {where}: {why}; use engine=ray, float32 or a GPU")
-        threads = torch.get_num_threads()
+        threads, self.player = torch.get_num_threads(), copy(learner)
         self.thread = ThreadPoolExecutor(1, "ahead", torch.set_num_threads, (threads,))
         # The number of threads is one setting of the process, so it must not follow the size of each call.
-        self.player = copy(learner)
         self.player.own = replace(learner.own, threads=threads)
         if parts.own_weights:
             learner.engine = InTurn(learner.engine, self)
@@ -212,8 +210,7 @@ class Ahead:
         player.progress.step = planned.step
         self.weights = None
         player.engine.sync(self.kept.of(planned.version).policy, planned.version)
-        played = self._play(player, planned)
-        return played, sum(player.clock.take().values())
+        return self._play(player, planned), sum(player.clock.take().values())
 
     def state_dict(self) -> dict[str, object]:
         """The planned steps, and the groups that the first of them continues; `kept` has the weights that play them."""

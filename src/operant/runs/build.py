@@ -238,9 +238,8 @@ def _recorded(config: Config, learner: Learner) -> RecordedReplies:
     train, found = config.train, _read(config.train.replies, learner, config.train.replies_version)
     name = shown(train.replies)
     if found.unscored and (kind := learner.own.importance) != "none":
-        how = "set learner.importance=none, or leave such records out"
         what = f"learner.importance={kind}, and {found.unscored} has a reply without log-probs"
-        raise OperantError(f"{what}, which it needs: {how}")
+        raise OperantError(f"{what}, which it needs: set learner.importance=none, or leave such records out")
     if not found.paid and train.reward is None and learner.algorithm.needs.reward:
         raise OperantError(f"{name}: no record has a `reward`; give each one, or pass --reward to judge the replies")
     largest, groups = max(map(len, found.groups.values())), len(found.groups)

@@ -95,8 +95,7 @@ class Checkpoints:
         self.options, self.evaluation, self.warn = config.train, evaluation, warn
         self.best: Best | None = None
         """The model in best/."""
-        self._new_best = False
-        self._wait = 60 * config.train.checkpoint_minutes
+        self._new_best, self._wait = False, 60 * config.train.checkpoint_minutes
         self._next = time.monotonic() + self._wait
         self._written: dict[str, float] = {}
         self._last: int | None = None

@@ -240,8 +240,7 @@ class Evaluator:
             seen = self.scorer.seen(rollouts, learner.sampling, learner.policy.tokenizer)
             judged = self.scorer.judge(seen, pays=learner.pays)
             measured = distributed.together(lambda: measure(self.metrics if rollouts else [], seen))
-            of_replies = {**measured.of_replies, **games.of_replies(rollouts)}
-            measured = Measured(of_replies, {**of_loss, **measured.of_all})
+            measured = Measured({**measured.of_replies, **games.of_replies(rollouts)}, {**of_loss, **measured.of_all})
             kl = self._divergence([rollout for rollout in rollouts if rollout.count and not rollout.failed])
         tokenizer = learner.policy.tokenizer
         decode = None if tokenizer is None else lambda ids: tokenizer.decode(ids, skip_special_tokens=True)

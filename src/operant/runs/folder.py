@@ -85,17 +85,11 @@ class RunFolder:
     """An open run folder, locked by this process until `close()`. Made by `create` or `open`."""
 
     def __init__(self, path: Path, config: Mapping[str, object]) -> None:
-        self.path = path
-        self.config = dict(config)
-        self.metrics_path = path / "metrics.jsonl"
-        self.distributions_path = path / "distributions.jsonl"
-        self.rollouts_path = path / "rollouts"
-        self.probes_path = path / "probes"
-        self.checkpoints = path / "checkpoints"
-        self.export = path / "export"
-        self.best = path / "best"
-        self.report = path / "report.html"
-        self.log_path = path / "log.txt"
+        self.path, self.config = path, dict(config)
+        self.metrics_path, self.distributions_path = path / "metrics.jsonl", path / "distributions.jsonl"
+        self.rollouts_path, self.probes_path = path / "rollouts", path / "probes"
+        self.checkpoints, self.export, self.best = path / "checkpoints", path / "export", path / "best"
+        self.report, self.log_path = path / "report.html", path / "log.txt"
         self.going_on = True
         """False for a run that is being resumed, until it goes on."""
         lines = (self.metrics_path, self.distributions_path, self.log_path)

@@ -103,9 +103,8 @@ def drawn(
     attempts.first = first
     world = SingleTurn() if env is None else for_evaluation(env)
     how = {"env": world, "engine": engine, "sampling": sampling, "seed": seed, "stream": stream, "opening": opening}
-    how |= {"fits": lambda prompt, reply: policy.misfit(prompt, reply) is None}
-    sampled = [task for task in tasks for _ in range(samples)]
-    rollouts = play(sampled, tokenizer=policy.tokenizer, attempts=attempts, **how)
+    how |= {"fits": lambda prompt, reply: policy.misfit(prompt, reply) is None, "attempts": attempts}
+    rollouts = play([task for task in tasks for _ in range(samples)], tokenizer=policy.tokenizer, **how)
     replies = scored(rollouts, scorers, sampling, policy.tokenizer)
     return [replies[i : i + samples] for i in range(0, len(replies), samples)]
 

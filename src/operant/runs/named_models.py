@@ -118,8 +118,7 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 def checkpoint_of(folder: Path, step: int) -> Path:
     """The checkpoint of `step` of a run, of either kind."""
-    paths = [path_of(folder / "checkpoints", kind, step) for kind in KINDS]
-    path = next((path for path in paths if path.is_dir()), None)
+    path = next(filter(Path.is_dir, (path_of(folder / "checkpoints", kind, step) for kind in KINDS)), None)
     if path is None:
         known = ", ".join(map(str, checkpoint_steps(folder)[-20:])) or "none"
         raise OperantError(f"{folder} has no checkpoint of step {step} (steps: {known}); --keep-every keeps more")
@@ -193,9 +192,8 @@ def _named(config: Config) -> dict[str, str | Path]:
     for option in MODELS:
         group, _, name = option.rpartition(".")
         model = getattr(groups.get(group), name, None)
-        if not isinstance(model, (str, Path)):
-            continue
-        if not named_parts.is_object(option, model) if option == "policy" else model not in ("copy", "none"):
+        initial = not named_parts.is_object(option, model) if option == "policy" else model not in ("copy", "none")
+        if isinstance(model, (str, Path)) and initial:
             models[option] = model
     return models
 

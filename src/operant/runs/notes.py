@@ -91,9 +91,8 @@ def tell(config: Config, parts: RunParts, folder: RunFolder, trackers: Trackers,
     if levels := {part.__name__: part.level for _, part in isolated}:
         folder.add_environment(isolation="; ".join(f"{name}: {level}" for name, level in levels.items()))
     notes += high_rate(config, learner) + unknown_prompts(parts)
-    several = learner.own.threads == "auto"
-    several = several and machine.worth(learner.budget.tokens, machine.largest(learner.policy.model)) > 1
-    several = several and not in_halves(learner.policy.model, learner.budget.tokens)
+    model, tokens, auto = learner.policy.model, learner.budget.tokens, learner.own.threads == "auto"
+    several = auto and machine.worth(tokens, machine.largest(model)) > 1 and not in_halves(model, tokens)
     if several and learner.policy.device.type == "cpu" and (crowd := machine.crowded()):
         one = "--threads 1 (in Python threads=1) is likely faster here, and changes the last bits of a run"
         notes.append(f"{crowd}; {one} (docs/fast.md)")

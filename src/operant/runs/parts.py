@@ -183,8 +183,7 @@ class PeriodicEvaluation:
 
     def after_step(self, step: int) -> dict[str, float]:
         """Evaluate held-out tasks and probe prompts if they are due after this step, and return their metrics."""
-        options, metrics = self.options, {}
-        last = step >= options.steps
+        options, metrics, last = self.options, {}, step >= self.options.steps
         if options.evaluate_every and (last or step % options.evaluate_every == 0):
             evaluation = self.evaluate()
             metrics |= evaluation.metrics() if evaluation is not None else {}

@@ -102,8 +102,7 @@ class Probes:
 
     def query_share(self) -> dict[str, float]:
         """The share of the score's variance that the prompt explains, from two answers to each prompt."""
-        twice = [task for task in self.tasks for _ in range(2)]
-        rows, _ = self._judged(self.learner.play(twice, stream="probe"))
+        rows, _ = self._judged(self.learner.play([task for task in self.tasks for _ in range(2)], stream="probe"))
         share = collect.query_share(_scores(rows), [row["group"] for row in rows if row["reward"] is not None])
         return {} if share is None else {"probe/query_share": share}
 
