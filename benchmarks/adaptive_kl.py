@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 
-from benchmarks.kept import places
+from benchmarks.kept import drawn, places
 from benchmarks.sentiment_seeds import QUICK, ROOT
 
 OUT, RESULT = places("adaptive-kl", "adaptive-kl")
@@ -78,7 +78,7 @@ def main() -> None:
     rows = [train(parser.parse_args().quick), fixed()]
     result = {"command": "python -m benchmarks.adaptive_kl", "seed": SEED, "start": START, "runs": rows}
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (ROOT / "docs/figures/adaptive-kl.svg").write_text(figure(rows) + "\n", encoding="utf-8")
+    drawn("adaptive-kl.svg").write_text(figure(rows) + "\n", encoding="utf-8")
     for row in rows:
         print(f"{row['run']:10} reward {row['after']:.3f}  KL {row['kl_after']:.1f}  price {row['coef'][-1]:.3f}")
 

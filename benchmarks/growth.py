@@ -26,12 +26,13 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from benchmarks.kept import drawn
 from benchmarks.report import machine
 from benchmarks.turns import MODELS, Sides
 from operant import Learner
 
 ROOT = Path(__file__).parents[1]
-RESULTS, FIGURE = ROOT / "benchmarks/results/growth.json", ROOT / "docs/figures/growth.svg"
+RESULTS, FIGURE = ROOT / "benchmarks/results/growth.json", drawn("growth.svg")
 
 
 class Step:

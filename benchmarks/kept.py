@@ -17,6 +17,13 @@ def places(runs: str, results: str) -> tuple[Path, Path]:
     return ROOT / f"runs/{runs}", ROOT / f"benchmarks/results/{results}.json"
 
 
+def drawn(name: str) -> Path:
+    """The file of a figure; with `--quick`, it is elsewhere."""
+    path = ROOT / ("runs" if "--quick" in sys.argv else "docs/figures") / name
+    path.parent.mkdir(exist_ok=True)
+    return path
+
+
 def needed(path: Path, command: str) -> None:
     """Raises: SystemExit that names the command which makes `path`, if that is missing."""
     if not path.exists():

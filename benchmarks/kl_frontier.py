@@ -18,11 +18,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import places, restore
+from benchmarks.kept import drawn, places, restore
 from benchmarks.sentiment_seeds import QUICK, ROOT
 
 RUNS, RESULTS = places("bench-kl-frontier", "kl-frontier")
-FIGURE = ROOT / "docs/figures/kl-frontier.svg"
+FIGURE = drawn("kl-frontier.svg")
 PRICES, IN_LOSS = (0.02, 0.05, 0.1, 0.2, 0.5), ("--kl.coef", "0", "--kl.loss_coef")
 WAYS: dict[str, tuple[str, tuple[str, ...], tuple[float, ...]]] = {
     "fixed": ("#2563ab", ("--kl.coef",), PRICES),

@@ -15,7 +15,7 @@ import textwrap
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from benchmarks.kept import places
+from benchmarks.kept import drawn, places
 from benchmarks.sentiment_seeds import QUICK
 
 ROOT = Path(__file__).parents[1]
@@ -124,7 +124,7 @@ def main() -> None:
     result = {"command": "python -m benchmarks.kl_samples", "seed": seed, "runs": runs}
     text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
     RESULTS.write_text(text, encoding="utf-8")
-    (ROOT / "docs/figures/with-and-without-kl.svg").write_text(figure(runs), encoding="utf-8")
+    drawn("with-and-without-kl.svg").write_text(figure(runs), encoding="utf-8")
     for run in runs:
         print(
             f"{run['run']:8} {run['before']:.3f} -> {run['after']:.3f}  KL {run['kl_per_reply']:.1f}  {run['findings']}"

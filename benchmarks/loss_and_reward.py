@@ -9,6 +9,7 @@ import argparse
 import json
 import statistics
 
+from benchmarks.kept import drawn
 from benchmarks.sentiment_seeds import ROOT, RUNS, train
 
 RUN_NAMES = {"seed-1": ("the demo", "#2563ab"), "control-1": ("its control, with shuffled rewards", "#c2410c")}
@@ -71,7 +72,7 @@ def main() -> None:
         return
     result = {"command": "python -m benchmarks.loss_and_reward", "runs": runs}
     (ROOT / "benchmarks/results/loss-and-reward.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (ROOT / "docs/figures/loss-and-reward.svg").write_text(figure(runs), encoding="utf-8")
+    drawn("loss-and-reward.svg").write_text(figure(runs), encoding="utf-8")
 
 
 if __name__ == "__main__":

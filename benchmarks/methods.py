@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import places, restore
+from benchmarks.kept import drawn, places, restore
 from benchmarks.timed import spent
 from operant import Task
 from operant.apps.maths.generated import arithmetic_held_out, countdown_held_out
@@ -41,7 +41,7 @@ from operant.training.learner import Learner
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = places("bench-methods", "methods")
-FIGURE = ROOT / "docs/figures/methods.svg"
+FIGURE = drawn("methods.svg")
 TASKS: dict[str, dict[str, Any]] = {
     "arithmetic": {"held_out": arithmetic_held_out, "thresholds": [0.5, 0.6], "batch": 1024},
     "countdown": {"held_out": countdown_held_out, "thresholds": [0.25, 0.3], "batch": 512},

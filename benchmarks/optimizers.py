@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.kept import places, restore, whole
+from benchmarks.kept import drawn, places, restore, whole
 from benchmarks.policy_gradients import SHUFFLED, measured
 from benchmarks.report import machine
 from operant import train
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = places("bench-optimizers", "optimizers")
-FIGURE = ROOT / "docs/figures/optimizers.svg"
+FIGURE = drawn("optimizers.svg")
 KINDS: dict[str, tuple[dict[str, Any], tuple[float, float, float], str]] = {
     "adamw": ({}, (1e-4, 3e-4, 1e-3), "#0072b2"),
     "adamw, 8-bit states": ({"optimizer.states": "8bit"}, (1e-4, 3e-4, 1e-3), "#56b4e9"),

@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kept import places, restore, whole
+from benchmarks.kept import drawn, places, restore, whole
 from operant import Learner, train
 from operant.data import load_tasks
 from operant.metrics.evaluation import Distinct
@@ -43,7 +43,7 @@ from operant.training.scoring import forward_batch
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = places("bench-policy-gradients", "policy-gradients")
-FIGURE = ROOT / "docs/figures/policy-gradients.svg"
+FIGURE = drawn("policy-gradients.svg")
 START, SHUFFLED = "builtin:reviews-lm", str(ROOT / "benchmarks/shuffled.py:shuffled")
 RATES: dict[str, tuple[str, tuple[float, float, float]]] = {
     "ppo": ("optimizer.lr", (1e-4, 3e-4, 1e-3)),

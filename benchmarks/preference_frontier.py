@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import places, restore, whole
+from benchmarks.kept import drawn, places, restore, whole
 from operant import Learner, Task, train
 from operant.api import runs
 from operant.apps.rlhf.reward_model_score import RewardModelScore
@@ -232,7 +232,7 @@ def main() -> None:
     found.sort(key=lambda row: (row["labels"], row["seed"]))
     result = {"command": "python -m benchmarks.preference_frontier", "rows": found}
     RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (ROOT / "docs/figures/preference-frontier.svg").write_text(figure(found), encoding="utf-8")
+    drawn("preference-frontier.svg").write_text(figure(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.kept import places
+from benchmarks.kept import drawn, places
 from operant.data import DataOptions, load_tasks
 from operant.rewards import resolve
 from operant.tools.diagnosis import diagnose, read_history, verdict
@@ -157,7 +157,7 @@ def main() -> None:
         return
     result = {"command": "python -m benchmarks.recipes", "runs": rows}
     RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (ROOT / "docs/figures/recipes.svg").write_text(figure(rows) + "\n", encoding="utf-8")
+    drawn("recipes.svg").write_text(figure(rows) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.kept import places
+from benchmarks.kept import drawn, places
 from operant.tools.diagnosis import diagnose, read_history, verdict
 
 ROOT = Path(__file__).parents[1]
@@ -111,10 +111,8 @@ def main() -> None:
         ),
         "runs": rows,
     }
-    figures = ROOT / "docs/figures"
-    figures.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (figures / "sentiment-seeds.svg").write_text(figure(rows) + "\n", encoding="utf-8")
+    drawn("sentiment-seeds.svg").write_text(figure(rows) + "\n", encoding="utf-8")
     for row in rows:
         print(f"{row['run']:10} KL {row['kl_per_reply']:5.2f}  {row['verdict']}")
 

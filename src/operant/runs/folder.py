@@ -247,7 +247,12 @@ def state(folder: Path, done: int, steps: int) -> State:
 
 def of_scores(name: str) -> bool:
     """Whether scores before and after a change of the option `name` cannot be compared."""
-    return name.partition(".")[0] in ("reward", "env", "sampling", "data")
+    group, _, last = name.partition(".")
+    return group in ("reward", "env", "sampling", "data") and last.rpartition(".")[2] not in COMPUTED
+
+
+COMPUTED = ("workers", "device", "batch", "at_once", "seconds", "ray", "ray_address", "cache")
+"""Options of a reward or a world that say how it is computed."""
 
 
 def is_export(folder: Path) -> bool:

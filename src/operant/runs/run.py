@@ -109,8 +109,9 @@ class Run:
                     self.checkpoints.save_when_due()
                     self.observe(lambda observer: observer.after_step(self))
                 yield self
-        except GeneratorExit:  # the caller has left its loop
-            self.interrupted |= self.learner.progress.step < self.config.train.steps
+        except GeneratorExit:  # the caller has left its loop; other ranks meet this one at the head of theirs
+            if self.learner.progress.step < self.config.train.steps:
+                distributed.largest(1)
             self._end()
             raise
         finally:
@@ -122,7 +123,7 @@ class Run:
         """Save what a resume needs, or finish the run."""
         with self._watchdog("the end"):
             try:
-                if self.interrupted:
+                if self.interrupted or self.learner.progress.step < self.config.train.steps:
                     self.checkpoints.save_last()
                 else:
                     self._finish()

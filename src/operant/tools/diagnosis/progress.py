@@ -127,7 +127,7 @@ def _supervised(history: History) -> RewardChange:
     pairs = after.get("labelled") or (history.evaluation.get("labels") or {}).get("of")
     if None not in rights and pairs:
         error, (early, late) = (sum(right * (1 - right) for right in rights) / pairs) ** 0.5, rights
-        return RewardChange("held-out pairs in the right order", early, late, error, 0.0, pairs - 1, share=True)
+        return RewardChange("held-out pairs in the right order", early, late, error, 0.0, max(pairs - 1, 1), share=True)
     if before.get("loss") is not None and after.get("loss") is not None:
         known = [(b["nats"] - a["nats"], a["tokens"]) for b, a in zip(before.get("given", ()), after.get("given", ()))]
         # The error of a ratio of sums: nats over tokens.

@@ -77,7 +77,8 @@ def sweep(run_options: Mapping[str, object], recipe: str | None = None, options:
         path = write_comparison([folder], say=lambda text: print(f"\n{text}\n"))
         print(f"comparison: {path}", flush=True)
     if interrupted:
-        print(f"stopped with {printer.done} of {printer.total} runs done; the same command resumes the sweep")
+        more = " with --fresh-optimizer" if plan.fixed.get("checkpoint") == "light" else ""
+        print(f"stopped with {printer.done} of {printer.total} runs done; the same command{more} resumes the sweep")
         return 0
     failed = [name for name in ended if progress(folder / name) != "done"]
     if failed:
