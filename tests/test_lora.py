@@ -205,7 +205,7 @@ def test_a_model_of_pefts_own_is_taken_as_it_is():
 
 def test_the_reference_and_a_copied_critic_cost_only_an_adapter(tmp_path, folders):
     """The critic trains an adapter of its own, which an export merges."""
-    with pytest.warns(UserWarning, match="value.critic: no effect, the Policy has a critic of its own"):
+    with pytest.warns(UserWarning, match="value.critic: no effect, the policy has a critic of its own"):
         Learner(Policy(lm("gpt2"), value=ValueOptions()), preset="rl4lms")
     learner = Learner(folders[0], **LORA, **{"value.critic": "copy", "model.gradient_checkpointing": True})
     policy, before = learner.policy, base_of(learner.policy.model)

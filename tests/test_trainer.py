@@ -147,11 +147,12 @@ def test_an_evaluation_has_the_held_out_queries_in_order_and_begins_at_the_refer
     assert held["before"]["kl"] == pytest.approx(0.0, abs=1e-5)
 
 
-def test_leaving_the_loop_of_steps_saves_the_run(plain, tmp_path):
+def test_leaving_the_loop_of_steps_saves_the_run(plain, tmp_path, capsys):
     given = SHORT | {"checkpoint_minutes": 60}
     for metrics in steps(model(), TASKS, count_a, out=tmp_path / "run", **given):
         if metrics["step"] == 2:
             break
+    assert "stopped after step 2 and saved; resume with: operant train --resume" in capsys.readouterr().out
     assert (tmp_path / "run/checkpoints/step-00002").is_dir() and (tmp_path / "run/report.html").is_file()
     again = train(model(), TASKS, count_a, out=tmp_path / "run", resume=True, tokenizer=letters())
     assert told(again) == told(plain) and same(again, plain)

@@ -5,7 +5,7 @@ for metrics in steps(...): ...          # the same run, as a generator of the me
 """
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
@@ -97,7 +97,8 @@ def runs(
     shown, run = None if quiet else display(), None
     own = () if shown is None else (shown,)
     usual = (PromptsObserver(), DiagnosisObserver(), ReportObserver(), *own)
-    with closing(trainer.runs(out, show=[*own, *show], observers=(*usual, *observers), **options)) as going:
+    made = trainer.runs(out, show=[*own, *show], observers=(*usual, *observers), **options)
+    with suppress(GeneratorExit), closing(made) as going:
         for run in going:
             yield run
     if shown is not None and run is not None and run.first:

@@ -182,8 +182,9 @@ def load_reference(name: object, policy: Policy, rule: str | tuple[str, float] =
     sizes = f"the reference has a vocabulary of {reference.vocabulary}, the policy one of {policy.vocabulary}"
     why = "they score the same ids, so both vocabularies must have the same size"
     require(reference.vocabulary == policy.vocabulary, f"{sizes}: {why}")
-    living = not isinstance(name, str) and any(p.requires_grad for p in reference.parameters())
-    return PolicyCopy(reference, copy=living)
+    if not isinstance(name, str) and any(p.requires_grad for p in reference.parameters()):
+        reference = PolicyCopy(reference).policy
+    return PolicyCopy(reference, copy=False)
 
 
 def _with_critic(

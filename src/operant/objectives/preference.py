@@ -117,7 +117,8 @@ def good_or_bad(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, w
     classes = {label for of_prompt in labels for label in of_prompt}
     if other := sorted(classes - {0.0, 1.0}):
         give = "give `label` or `good`; ranks and ratings are for algorithm=dpo"
-        why = f"a reply is labelled {abs(other[0]):g}, and the method learns from good (1) and bad (0) replies"
+        label = other[0] if other[0] == -1 else abs(other[0])  # ranks count below 0
+        why = f"a reply is labelled {label:g}, and the method learns from good (1) and bad (0) replies"
         raise OperantError(f"{why}: {give}")
     if whole and len(classes) == 1:
         only, other = ("good", "bad") if 1.0 in classes else ("bad", "good")

@@ -240,9 +240,10 @@ class PeriodicEvaluation:
         found = sorted(filter(of_scores, changes))
         old, new = map(chosen, changes.get("evaluation.metrics", (None, None)))
         found += [f"metric {name}" for name, how in old.items() if new.get(name) != how]
-        if found and self.before is not None:
-            self.before = None if of_scores(found[0]) else replace(self.before, measured=NOTHING)
-            self.probed = self.probed if self.before else {}
+        if found and (self.before is not None or self.probed):
+            scores = of_scores(found[0])
+            self.before = None if scores or self.before is None else replace(self.before, measured=NOTHING)
+            self.probed = {} if scores else self.probed
             self.folder.log_message(f"{', '.join(found)} changed: held-out results from before training are left out")
         return bool(found)
 

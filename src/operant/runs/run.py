@@ -92,6 +92,11 @@ class Run:
         """`metric`, `value` and `step` of the model in best/."""
         return self.checkpoints.best
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it has ended before its last step, or ends now: by a signal, or because its caller leaves it."""
+        return self.interrupted or self.learner.progress.step < self.config.train.steps
+
     def train(self, stop: StopRequest) -> Iterator["Run"]:
         """Evaluate, train the remaining steps, evaluate and save; yields the run before, between and after steps."""
         self.trackers.start(self.folder.config)
@@ -110,7 +115,7 @@ class Run:
                     self.observe(lambda observer: observer.after_step(self))
                 yield self
         except GeneratorExit:  # the caller has left its loop; other ranks meet this one at the head of theirs
-            if self.learner.progress.step < self.config.train.steps:
+            if self.stopped:
                 distributed.largest(1)
             self._end()
             raise
@@ -123,7 +128,7 @@ class Run:
         """Save what a resume needs, or finish the run."""
         with self._watchdog("the end"):
             try:
-                if self.interrupted or self.learner.progress.step < self.config.train.steps:
+                if self.stopped:
                     self.checkpoints.save_last()
                 else:
                     self._finish()

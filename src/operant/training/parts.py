@@ -149,6 +149,8 @@ class LearnerParts:
         if self.own.parallel == "fsdp":  # the mask is read while replies are generated, so it stays whole
             SOMETIMES["divide"](self.policy, [copy for copy in self.all_copies if copy is not mask], self.own)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
+        if is_made and not EngineParts.of(self.engine).own_weights:
+            self.engine.sync(self.policy, 0)  # another learner may have used it
         prepare_engine(self.engine, self.own, name, mask)
         self.env = env or SingleTurn()
         tell_room(self.env, self.policy, self.sampling)

@@ -65,13 +65,18 @@ def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, t
     if isinstance(policy, Policy):
         own = tokenizer is None or tokenizer is policy.tokenizer or policy.options.chat_template is not None
         require(own, "tokenizer with an existing Policy, which has its own: leave it out, or Policy(model, tokenizer)")
-        if needs.critic and policy.has_values:  # a preset may have set some
-            asked, has = (asdict(value or ValueOptions()) for value in (options["value"], policy.value_options))
-            kept = {"actions", "critic"} if policy.critic is not None else {"actions"}
-            if lost := [k for k, x in asked.items() if k not in kept and x not in (has[k], getattr(ValueOptions, k))]:
-                named = " and ".join(f"value.{name}" for name in lost)
-                warnings.warn(f"{named}: no effect, the Policy has a critic of its own", stacklevel=2)
-    elif isinstance(policy, torch.nn.Module) and not (isinstance(policy, PolicyBase) or adapted(policy)):
+    parts = [options[name].on for name in ("lora", "soft_prompt", "output_mlp")]
+    all_trained = options["model"].train_layers is None and not any(parts)
+    if isinstance(policy, (Policy, PolicyBase)) and needs.critic and policy.has_values:  # a preset may have set some
+        own = policy.value_options if isinstance(policy, Policy) else None
+        asked, has = (asdict(value or ValueOptions()) for value in (options["value"], own))
+        usual, kept = find(algorithm).defaults, {"actions", *(["critic"] if policy.critic is not None else [])}
+        lost = [k for k, x in asked.items() if x not in (has[k], getattr(ValueOptions, k), usual.get(f"value.{k}"))]
+        if named := " and ".join(f"value.{name}" for name in lost if name not in kept):
+            warnings.warn(f"{named}: no effect, the policy has a critic of its own", stacklevel=2)
+    elif (
+        all_trained and isinstance(policy, torch.nn.Module) and not (isinstance(policy, PolicyBase) or adapted(policy))
+    ):
         frozen = [p for p in policy.parameters() if not p.requires_grad]
         why = f"{len(frozen)} tensors of the model are frozen (requires_grad=False), and stay so"
         warnings.warn(why, stacklevel=2) if frozen else None

@@ -37,7 +37,7 @@ def verdict(history: History, findings: Sequence[Finding]) -> str:
     worst, result = _worst(findings), outcome(history, score)
     also = f" {worst.message}" if worst is not None else ""
     if score is None:
-        return "No step is finished yet."
+        return "No step is finished yet." if not steps else "No step is finished since the reward was changed."
     if result == "too early":
         return f"Too early to say ({counted(steps, 'step')}).{also}"
     change = f"{score.text} in {counted(steps, 'step')}"

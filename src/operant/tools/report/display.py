@@ -36,7 +36,7 @@ class ConsoleDisplay(Console, Observer):
 
     def end(self, run: Run) -> None:
         """Print held-out results before and after training, the diagnosis, and the paths to go to next."""
-        if run.interrupted:
+        if run.stopped:
             print(_stopped(run))
             return
         before, after = run.before, run.after
@@ -70,7 +70,7 @@ class ChartDisplay(Chart, Observer):
     def end(self, run: Run) -> None:
         """Draw held-out results, the verdict, the findings with causes and remedies, and the path of the report."""
         sentence, findings = diagnosis(run.path)
-        lines = [_stopped(run)] if run.interrupted else held_out(run)
+        lines = [_stopped(run)] if run.stopped else held_out(run)
         found = "\n".join(best_prompts(run))
         items = "".join(
             f"<li>{escape(finding.level)}: {escape(finding.message)}<br>cause: {escape(finding.cause)}"
