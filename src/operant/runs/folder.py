@@ -247,12 +247,10 @@ def state(folder: Path, done: int, steps: int) -> State:
 
 def of_scores(name: str) -> bool:
     """Whether scores before and after a change of the option `name` cannot be compared."""
-    group, _, last = name.partition(".")
-    return group in SCORED and last.rpartition(".")[2] not in COMPUTED
+    scored = ("reward", "env", "sampling", "data", "condition", "mask")
+    return name.partition(".")[0] in scored and name.rpartition(".")[2] not in COMPUTED
 
 
-SCORED = ("reward", "env", "sampling", "data", "condition", "mask")
-"""Groups of options that scores depend on."""
 COMPUTED = ("workers", "device", "batch", "at_once", "seconds", "ray", "ray_address", "cache")
 """Options of a reward or a world that say how it is computed."""
 

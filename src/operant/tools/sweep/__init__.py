@@ -52,8 +52,7 @@ def sweep(run_options: Mapping[str, object], recipe: str | None = None, options:
     """
     options = options or SweepOptions()
     plan = make_plan(run_options, recipe, options.random, options.sweep_seed)
-    folder = Path(options.out or f"runs/{Path(recipe).stem if recipe else 'run'}-sweep")
-    remember(folder, plan)
+    remember(folder := Path(options.out or f"runs/{Path(recipe).stem if recipe else 'run'}-sweep"), plan)
     states = {point.name: progress(folder / point.name) for point in plan.points}
     unfinished = [point for point in plan.points if states[point.name] != "done"]
     unfinished = [*unfinished[:1], *unfinished[1:][-1:], *unfinished[1:-1]]
