@@ -178,6 +178,8 @@ def play(words: Sequence[str], options: Options) -> int:
 def _by_hand(world: Env, source: object, asked: _Asked) -> int:
     """Let a person reply in a world that is no text game. Raises: OperantError for one without tasks, and of it."""
     require(asked.record is None, f"--record is for text games, and {name_of(world)} has none; leave it out")
+    cut = asked.data.prompt_tokens
+    require(cut is None, f"--data.prompt-tokens {cut}: a person plays without a tokenizer; leave it out")
     given = None if source is None else load_tasks(source, None, asked.data)
     tasks = given or own_games(world, asked.split) or own_games(world, "train")
     try:
