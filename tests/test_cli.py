@@ -78,8 +78,7 @@ def test_wrong_data_gets_a_sentence(content, more, sentence, folder, capsys):
     if "other" in more:
         lm("gpt2", vocab=17).save_pretrained(folder / "other")
         more = ["--reference", str(folder / "other")]
-    assert main(arguments(folder, *more)) == 2
-    assert sentence in capsys.readouterr().err
+    assert main(arguments(folder, *more)) == 2 and sentence in capsys.readouterr().err
     assert not (folder / "run").exists()
 
 
@@ -160,9 +159,7 @@ def test_a_module_that_uses_torch_when_it_is_imported_has_the_real_one(tmp_path)
     assert re.search(r"--reward.target VALUE +(\(a number\) )?\[0.5\]", printed) and "'torch'" in printed
 
 
-@pytest.mark.parametrize(
-    ("recipe", "preset"), [("letters", None), ("letters", "trl"), ("letters", "textworld"), ("sentiment", None)]
-)
+@cases(("letters", None), ("letters", "trl"), ("letters", "textworld"), ("sentiment", None))
 def test_the_values_of_the_help_are_those_of_the_run(recipe, preset):
     for method in (name for name, row in ALGORITHMS.items() if not row.needs.policy):  # it refuses a reward
         given = {"preset": preset, "algorithm": method, "samples": 4, "tasks": "x", "reward": "letters:e"}
@@ -218,7 +215,6 @@ def test_a_warning_is_a_sentence_without_a_line_of_code(monkeypatch, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", keep := lambda message, *_: others.append(str(message)))
-        assert main(["train"]) == 0
-        assert warnings.showwarning is keep
+        assert main(["train"]) == 0 and warnings.showwarning is keep
     assert capsys.readouterr().err == "operant: warning: the estimate is biased\n"
     assert others == ["an old name"]

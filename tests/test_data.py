@@ -151,16 +151,13 @@ def test_shuffle_is_a_permutation_by_the_seed_before_the_limit():
 
 
 # --- queries ----------------------------------------------------------------------------------------------------------
-def test_queries_are_the_first_ids_of_the_text(bpe):
-    rows = [TEXT, TEXT.replace("good", "unbelievable"), "unbelievable " + TEXT * 20]
+@cases(
+    [TEXT, TEXT.replace("good", "unbelievable"), "unbelievable " + TEXT * 20],
+    # Texts whose first hundreds of characters are few tokens, or have no space, are encoded as a whole.
+    ["the " * 3 + " " * 400 + "film was " * 20, "thefilm" * 200 + " the", "\n" * 500 + TEXT * 10],
+)
+def test_queries_are_the_first_ids_of_the_text(rows, bpe):
     for n in range(1, 9):
-        assert prompts(load_tasks(rows, bpe, DataOptions(query_tokens=n))) == [bpe(row).input_ids[:n] for row in rows]
-
-
-def test_a_query_is_not_cut_where_the_encoded_piece_ends(bpe):
-    """Texts whose first hundreds of characters are few tokens, or have no space, are encoded as a whole."""
-    rows = ["the " * 3 + " " * 400 + "film was " * 20, "thefilm" * 200 + " the", "\n" * 500 + TEXT * 10]
-    for n in (3, 8):
         assert prompts(load_tasks(rows, bpe, DataOptions(query_tokens=n))) == [bpe(row).input_ids[:n] for row in rows]
 
 
@@ -180,8 +177,7 @@ def test_a_tokenizer_with_very_long_tokens_sees_the_whole_text():
 
 
 def test_query_lengths_are_drawn_by_seed_and_task_alone(bpe):
-    rows = [TEXT] * 400
-    options = DataOptions(query_tokens="2-8")
+    rows, options = [TEXT] * 400, DataOptions(query_tokens="2-8")
     drawn = [len(p) for p in prompts(load_tasks(rows, bpe, options, seed=3))]
     counts = Counter(drawn)
     assert sorted(counts) == [2, 3, 4, 5, 6, 7, 8] and min(counts.values()) > 400 / 7 / 2
