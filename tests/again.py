@@ -92,8 +92,7 @@ class Bare:
         """Log-probs [A, V] of the next token at each action, and the values [A] there."""
         ids = torch.tensor([prompt + action])
         out = self.model(ids, attention_mask=torch.ones_like(ids), output_hidden_states=True)
-        before = slice(len(prompt) - 1, -1)
-        values = None
+        before, values = slice(len(prompt) - 1, -1), None
         if self.critic:
             slope, bias = self.critic
             values = out.hidden_states[-1][0, before] @ slope[0] + bias
@@ -174,8 +173,7 @@ class Minibatch:
         self.each = np.split(used, np.cumsum(sizes)[:-1])
         adv, ratio = torch.tensor(used), (new - old).exp()
         plain, bounded = -adv * ratio, -adv * ratio.clamp(1 - rules.clip, 1 + rules.clip)
-        policy = torch.maximum(plain, bounded)
-        clipped = bounded > plain
+        policy, clipped = torch.maximum(plain, bounded), bounded > plain
         if rules.dual is not None:
             clipped = clipped | ((adv < 0) & (policy > -adv * rules.dual))
             policy = torch.where(adv < 0, torch.minimum(policy, -adv * rules.dual), policy)

@@ -103,8 +103,7 @@ def closure(start: str, package: Path = PACKAGE) -> list[str]:
         if (name := module_name(path, package)) in graph:
             graph[name] |= hidden_imports(path.read_text(encoding="utf-8")) & graph.keys()
     for name, targets in graph.items():
-        around = {module.rpartition(".")[0] for module in (name, *targets)}
-        graph[name] = (targets | around) & graph.keys() - {name}
+        graph[name] = (targets | {module.rpartition(".")[0] for module in (name, *targets)}) & graph.keys() - {name}
     return sorted({start} | reached(graph, start))
 
 
@@ -144,9 +143,8 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Sets of modules that reach each other, each sorted."""
 
     reach = {node: reached(graph, node) for node in graph}
-    groups = {
-        tuple(sorted({node} | {other for other in reach[node] if node in reach.get(other, ())})) for node in graph
-    }
+    both = {node: {other for other in reach[node] if node in reach.get(other, ())} for node in graph}
+    groups = {tuple(sorted({node, *others})) for node, others in both.items()}
     return [list(group) for group in sorted(groups) if len(group) > 1]
 
 

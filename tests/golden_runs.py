@@ -17,8 +17,7 @@ from toys import lm
 
 from operant import Learner, Rollout, Task, Turn
 
-STEPS = 20
-FOLDER = Path(__file__).parent / "golden"
+STEPS, FOLDER = 20, Path(__file__).parent / "golden"
 ALGORITHMS = ("ppo", "grpo", "rloo", "gigpo", "rejection", "sft", "distill", "decision", "ilql")
 ALGORITHMS += ("dpo", "online-dpo", "kto", "a2c", "trpo", "nlpo", "reinforce", "coderl", "soft_q")
 ALGORITHMS += ("dapo", "dr-grpo", "gspo", "cispo", "sapo", "dppo", "opo", "pass-at-k", "vapo")
@@ -138,9 +137,8 @@ def run(name: str, learner: Learner | None = None, steps: int = STEPS) -> dict:
             if key in metrics:
                 history.setdefault(key, []).append(metrics[key])
     ends = {name: p.detach().double() for name, p in learner.policy.named_parameters()}
-    return (
-        {"replies": replies} | history | {name: [float(p.sum()), float(p.square().sum())] for name, p in ends.items()}
-    )
+    sums = {name: [float(p.sum()), float(p.square().sum())] for name, p in ends.items()}
+    return {"replies": replies} | history | sums
 
 
 def read(name: str) -> dict:

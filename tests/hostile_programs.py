@@ -21,8 +21,7 @@ from pathlib import Path
 
 from operant.sandbox.jail import Code, Program, Stdin, Verdict
 
-SQUARES = "assert f(3, 4) == 25"
-PROOF = "assert f() == 42"
+SQUARES, PROOF = "assert f(3, 4) == 25", "assert f() == 42"
 
 
 @dataclass(frozen=True)

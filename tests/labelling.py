@@ -15,9 +15,8 @@ def write(path, *rows):
 @contextmanager
 def serving(*words):
     """A real `operant label` in a process of its own, and the address that it prints."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "operant", "label", *map(str, words), "--no-open"], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "operant", "label", *map(str, words), "--no-open"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield process, process.stdout.readline().strip()
     finally:

@@ -23,8 +23,7 @@ from worlds import Turns
 
 from operant import Step, train
 
-OLD = Path(__file__).parent / "old"
-TASKS = "builtin:openings/held-out"
+OLD, TASKS = Path(__file__).parent / "old", "builtin:openings/held-out"
 STOPPED, STEPS = 2, 4
 USUAL = {"batch": 8, "sampling.max_tokens": 6, "update.epochs": 2, "update.minibatch": 4, "optimizer.lr": 1e-3}
 USUAL |= {"probes": 2, "probe_every": 2, "watch_every": 2, "samples_every": 0, "keep": 1, "reward": "letters:a"}
@@ -63,8 +62,7 @@ def prepared(case: str, place: Path) -> dict[str, Any]:
     tokenizer, folder = letters(), place / "model"
     tiny(CASES[case].get("kind", "gpt2"), len(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    held = {"evaluate": TASKS} if "evaluate_every" in given else {}
-    return {"policy": str(folder), **given, **held}
+    return {"policy": str(folder), **given, **({"evaluate": TASKS} if "evaluate_every" in given else {})}
 
 
 def tiny(kind: str, vocab: int) -> torch.nn.Module:
@@ -89,8 +87,7 @@ def go_on(case: str, out: Path) -> dict[str, Any]:
     """Resume the run, and what came of it."""
     more = {"fresh_optimizer": True} if case == "light" else {}
     run = train(out=out, resume=True, steps=STEPS, **more, **environment(case))
-    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    steps = [json.loads(line) for line in lines][STOPPED:]
+    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()][STOPPED:]
     clock = ("time/", "memory/", "tokens/", "at", "seconds")
     metrics = [{k: v for k, v in step.items() if not k.startswith(clock)} for step in steps]
     return {"metrics": metrics, "weights": digest(run.policy)}

@@ -18,8 +18,7 @@ def write(folder: Path, name: str) -> str:
 
 def models(folder: Path) -> dict[str, str]:
     """Folders of a tiny causal model and a tiny T5, with a tokenizer of letters."""
-    wide = {"max_position_embeddings": 256}
-    made = {"causal": lm("llama", vocab=37, spread=0.1, **wide), "t5": lm("t5", vocab=37)}
+    made = {"causal": lm("llama", vocab=37, spread=0.1, max_position_embeddings=256), "t5": lm("t5", vocab=37)}
     for name, model in made.items():
         model.save_pretrained(folder / name)
         letters().save_pretrained(folder / name)

@@ -52,8 +52,7 @@ class GPT2:
             h = self.linear(self.norm(x, f"h.{layer}.ln_2"), f"h.{layer}.mlp.c_fc")
             h = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
             x = x + self.linear(h, f"h.{layer}.mlp.c_proj")
-        head = self.weights.get("lm_head.weight", self.weights["wte.weight"])
-        return self.norm(x[-1], "ln_f") @ head.T
+        return self.norm(x[-1], "ln_f") @ self.weights.get("lm_head.weight", self.weights["wte.weight"]).T
 
 
 def log_softmax(x):

@@ -200,8 +200,7 @@ def test_the_last_action_is_paid_and_the_world_decays_nothing(gamma):
         assert batch.actions.sum() == 5 and batch.rewards[batch.actions].tolist() == [0, 0, 0, 0, 1]
         mine = at_actions(done.advantages, done)
         # gamma 0: r - v. gamma 1: deltas 0.1, 0.1, 0.1, 0.1, 0.5, each counting half of the next.
-        truth = {0.0: [-0.1, -0.2, -0.3, -0.4, 0.5], 1.0: [0.21875, 0.2375, 0.275, 0.35, 0.5]}[gamma]
-        assert mine == near([truth])
+        assert mine == near([{0.0: [-0.1, -0.2, -0.3, -0.4, 0.5], 1.0: [0.21875, 0.2375, 0.275, 0.35, 0.5]}[gamma]])
         assert not done.advantages[~batch.actions].any() and not done.returns[~batch.actions].any()
         expected = expected or mine
         assert mine == expected

@@ -116,9 +116,8 @@ def test_groups_that_were_begun_first_end_first():
         known = {"attempts": attempts, "engine": engine, "tokenizer": None, "sampling": sampling, "seed": 0}
         rollouts, done, groups = continue_replies(groups, count, 3, **known)
         told.append([(group.task, group.step, group.first) for group in done])
-        assert [(r.task.id, r.group, r.place) for r in rollouts] == [
-            (f"t/{done[place // 2].task}", place // 2, place) for place in range(2 * count)
-        ]
+        expected = [(f"t/{done[place // 2].task}", place // 2, place) for place in range(2 * count)]
+        assert [(r.task.id, r.group, r.place) for r in rollouts] == expected
         for rollout, group in zip(rollouts, [group for group in done for _ in range(2)], strict=True):
             (turn,), n = rollout.turns, min(lengths[group.task], 7)
             numbers = [group.step + place // 3 + place / 10 for place in range(n)]
@@ -175,8 +174,7 @@ def test_a_resume_with_another_batch_has_replies_to_carry_over(tmp_path, monkeyp
 
 def test_a_step_names_what_an_earlier_step_has_begun(tmp_path):
     """One ahead, the first two steps have the same weights, and the second goes on with replies of the first."""
-    given = options(**GIVEN, rollouts_ahead=1, fixed_length=True)
-    run = train(model(), TASKS, count_a, out=tmp_path / "run", **given)
+    run = train(model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN, rollouts_ahead=1, fixed_length=True))
     assert [m["rollout/carried"] for m in told(run)] == [0, 1, 1, 1, 1, 1]
 
 
@@ -238,5 +236,4 @@ def test_a_policy_finds_the_optimum_in_pieces(tmp_path):
 
 @pytest.mark.slow
 def test_shuffled_rewards_teach_nothing_in_pieces(tmp_path):
-    found = end_of_run(tmp_path / "run", 64, shuffled, seed=1, partial_rollout_tokens=2, **CONTROL)
-    assert found < CHANCE + 3 * NOISE
+    assert end_of_run(tmp_path / "run", 64, shuffled, seed=1, partial_rollout_tokens=2, **CONTROL) < CHANCE + 3 * NOISE

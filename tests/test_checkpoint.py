@@ -125,8 +125,7 @@ def test_what_is_not_finite_never_reaches_the_disk(poison, said, tmp_path):
 def test_another_version_or_thread_count_is_a_warning(tmp_path, monkeypatch):
     state = RunState()
     state.register("x", Box(1))
-    path = state.save(tmp_path, 1).path
-    heard = []
+    path, heard = state.save(tmp_path, 1).path, []
     state.load(path, heard.append)
     assert heard == []
     threads = torch.get_num_threads()

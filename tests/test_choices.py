@@ -112,8 +112,7 @@ def test_what_is_no_choice_is_refused():
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_choices_are_drawn_by_their_keys_in_one_pass(kind):
-    policy = Policy(lm(kind, vocab=24))
-    calls = []
+    policy, calls = Policy(lm(kind, vocab=24)), []
     policy.model.register_forward_hook(lambda *given: calls.append(1))
     sampling = Sampling(stop_tokens=(END,))
     NativeEngine(policy).choose(PROMPTS, OPTIONS, sampling, [1, 2, 3])  # the first call tries branches out
@@ -221,9 +220,8 @@ class House(Turns):
 @pytest.mark.filterwarnings("ignore:replies come from a distribution")
 def test_free_and_choice_turns_together_score_as_drawn(kind, more):
     options = {"max_tokens": 4, "temperature": 0.7, "minibatch": 4, "optimizer.lr": 0.0}
-    learner = Learner(
-        lm(kind, 40), tokenizer=letters(), reference=Policy(lm(kind, 40, seed=1)), env=House(), **options, **more
-    )
+    given = {"tokenizer": letters(), "reference": Policy(lm(kind, 40, seed=1)), "env": House()}
+    learner = Learner(lm(kind, 40), **given, **options, **more)
     rollouts = learner.play([Task(str(i), "in the house") for i in range(8)])
     assert {len(r.turns) for r in rollouts} == {3} and all(len(r.turns[1].logprobs) == 1 for r in rollouts)
     metrics = learner.learn(rollouts, [0.0] * 8)
@@ -235,9 +233,8 @@ def test_free_and_choice_turns_together_score_as_drawn(kind, more):
         turn = rollout.turns[1]
         at = (batch.episodes[:, None] == number) & (batch.turns == 1)
         assert int(at.sum()) == 1
-        logprobs = [
-            right(m, turn.prompt, turn.options, 0.7) for m in (learner.policy.model, learner.reference.policy.model)
-        ]
+        models = (learner.policy.model, learner.reference.policy.model)
+        logprobs = [right(m, turn.prompt, turn.options, 0.7) for m in models]
         if more.get("kl.kind") == "reverse":
             exact = (logprobs[0].exp() * (logprobs[0] - logprobs[1])).sum()
             assert float(batch.kl[at]) == pytest.approx(float(exact), abs=1e-4)

@@ -198,8 +198,7 @@ def test_the_first_token_of_a_decoder_is_not_drawn(end):
 
 def test_shared_layers_are_the_same_tensors(folder):
     model = causal(folder)
-    reference = trl.create_reference_model(model, 2)
-    own, kept = dict(model.named_parameters()), dict(reference.named_parameters())
+    own, kept = dict(model.named_parameters()), dict(trl.create_reference_model(model, 2).named_parameters())
     shared = {name for name in own if own[name] is kept[name]}
     assert {name.split(".h.")[1][0] for name in shared if ".h." in name} == {"0", "1"}
     assert not any(own[name].requires_grad for name in shared) and not any(p.requires_grad for p in kept.values())
@@ -294,6 +293,5 @@ def test_a_text_environment_ends_a_segment_at_its_call(folder):
     (cut,) = env._generate_batched([torch.tensor([5, 6])])
     assert env.call_token in made.decode(cut) and env.call_token not in made.decode(cut[:-1])
     both = env._generate_batched([torch.tensor([5, 6]), torch.tensor([9, 4, 3])], batch_size=2)
-    assert [x.tolist() for x in both] == [
-        env._generate_batched([torch.tensor(x)])[0].tolist() for x in ([5, 6], [9, 4, 3])
-    ]
+    each = [env._generate_batched([torch.tensor(x)])[0].tolist() for x in ([5, 6], [9, 4, 3])]
+    assert [x.tolist() for x in both] == each

@@ -136,8 +136,7 @@ def test_a_refusal_is_a_sentence_without_the_key(step, why, sent, serve):
     server = serve(echo, [step] * 3)
     with pytest.raises(OperantError, match=why) as raised:
         client(server, tries=3)(["a"])
-    assert len(server.seen) == sent
-    assert KEY not in str(raised.value) + repr(raised.value.__cause__)
+    assert len(server.seen) == sent and KEY not in str(raised.value) + repr(raised.value.__cause__)
 
 
 def test_a_missing_key_is_named_a_broken_one_is_not_shown_and_a_word_may_be_said(serve, monkeypatch):
@@ -180,8 +179,7 @@ def test_a_server_that_breaks_off_loses_no_answer(serve, tmp_path):
 
 # --- budget and concurrency -------------------------------------------------------------------------------------------
 def test_several_requests_are_under_way_at_once(serve):
-    server = serve(echo, delay=0.05)
-    texts = [str(i) for i in range(8)]
+    server, texts = serve(echo, delay=0.05), [str(i) for i in range(8)]
     assert client(server, at_once=4)(texts) == texts and server.most == 4
 
 

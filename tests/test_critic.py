@@ -98,8 +98,7 @@ def test_the_export_is_a_plain_model_with_the_head_beside_it(kind, auto, tmp_pat
     theirs, head = auto.from_pretrained(folder), load_tensors(folder / "outcome_head.safetensors")
     assert theirs.get_output_embeddings().weight.equal(made.model.get_output_embeddings().weight)
     assert sorted(list(x.shape) for x in head.values()) == [[4], [4, 16], [16], [16, 32]]
-    again = OutcomeCritic(str(folder))
-    for (_, a), (_, b) in zip(made.read(ROWS), again.read(ROWS), strict=True):
+    for (_, a), (_, b) in zip(made.read(ROWS), OutcomeCritic(str(folder)).read(ROWS), strict=True):
         assert torch.equal(a, b)
     with pytest.raises(OperantError, match=r"policy.hidden=8.*head with 16; leave it out"):
         OutcomeCritic(str(folder), hidden=8)
@@ -134,10 +133,9 @@ def test_a_token_has_the_score_of_what_is_read_by_its_end(text, scorer):
     for end in range(1, len(text) + 1):  # the longest beginning of whole pieces within the first `end` letters
         fitting = [k for k in range(len(pieces) + 1) if len("".join(pieces[:k])) <= end]
         after.append(float(reading.pooled[max(fitting), 3]))
-    stop = other.eos_token_id
     if text:
         assert scorer.prefixes("go a", ids, other) == after
-    assert scorer.prefixes("go a", [*ids, stop], other) == [*after, float(reading.pooled[-1, 3])]
+    assert scorer.prefixes("go a", [*ids, other.eos_token_id], other) == [*after, float(reading.pooled[-1, 3])]
     own = [*scorer.rows([("go a", text)])[0][1][:-1], 2]
     assert scorer.prefixes("go a", own, letters()) == [*whole, float(reading.pooled[-1, 3])]
 
@@ -398,8 +396,7 @@ def test_the_gradient_of_coderl_is_the_sum_of_two_means_by_hand(kind, options):
         advantages, apart = torch.tensor(numbers, dtype=torch.float64), chosen - ref
         if "kl.kind" in options:
             charge = 0.3 * ((-apart).exp() - 1 + apart)
-            advantages = advantages - charge.detach()
-            loss = loss + charge.sum() / count
+            advantages, loss = advantages - charge.detach(), loss + charge.sum() / count
         loss = loss - weight * (advantages * chosen).sum() / count
         if "kl.loss_kind" in options:
             in_loss = in_loss + (apart**2 / 2).sum() / count

@@ -140,8 +140,7 @@ def test_the_warning_of_the_ratio_quotes_only_what_is_beyond_its_healthy_range()
 @cases((64, "reward 0.0625 in step 1 -> 0.762 in steps 8 to 12 ("), (8, "reward 0.3 in steps 1 to 5 -> 0.762 in"))
 def test_the_verdict_names_the_steps_that_its_numbers_are_means_of(count, expected):
     means = [0.0625, 0.25, 0.3125, 0.375, 0.5, 0.7, 0.7, 0.73, 0.74, 0.76, 0.78, 0.8]
-    series = steps(12, reward__mean=lambda i: means[i], rollout__count=lambda i: count)
-    assert expected in verdict(History(series), [])
+    assert expected in verdict(History(steps(12, reward__mean=lambda i: means[i], rollout__count=lambda i: count)), [])
 
 
 @pytest.mark.parametrize(("env", "remedy"), [(None, "--reference copy"), ("rooms", "--loss.entropy-coef 0.01")])

@@ -113,9 +113,8 @@ def test_a_failing_report_tracker_or_diagnosis_stops_nothing(tmp_path, monkeypat
 
     monkeypatch.setattr("operant.tools.report.observers.write_report", broken)
     monkeypatch.setattr("operant.tools.report.observers.diagnose", broken)
-    *_, run = runs(
-        tmp_path / "run", policy=model(), tasks=TASKS, reward=count_a, tokenizer=letters(), show=[Broken()], **SMALL
-    )
+    given = {"policy": model(), "tasks": TASKS, "reward": count_a, "tokenizer": letters()}
+    *_, run = runs(tmp_path / "run", **given, show=[Broken()], **SMALL)
     assert len(told(run)) == 4
     log = (run.path / "log.txt").read_text(encoding="utf-8")
     for text in ("the report failed: ZeroDivisionError", "the diagnosis failed", "tracker Broken failed"):

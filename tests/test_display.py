@@ -53,10 +53,9 @@ class Finds(Observer):
     """Writes what a run of prompts has found."""
 
     def at_end(self, run):
-        texts = {"train": 4, "test": 2, "of": "mine/test"}
         known = {"task_model": "./gpt2", "measure": "gap", "set": "mine/train", "calls": 1234, "baselines": []}
         best = {"text": " a<b", "source": "greedy", "train": 0.75, "test": 0.5}
-        found = json.dumps({"texts": texts, "prompts": [best]} | known)
+        found = json.dumps({"texts": {"train": 4, "test": 2, "of": "mine/test"}, "prompts": [best]} | known)
         (run.path / "prompts.json").write_text(found, encoding="utf-8")
 
 

@@ -24,9 +24,8 @@ from operant.options import names
 from operant.runs.config import config_schema
 
 KINDS = ("*.md", "docs/*.md", "docs/methods/*.md", "docs/prior/*.md", "*/README.md", "*/*/README.md")
-FILES = sorted(
-    path for kind in KINDS for path in ROOT.glob(kind) if not path.relative_to(ROOT).parts[0].startswith(".")
-)
+EVERY = [path for kind in KINDS for path in ROOT.glob(kind)]
+FILES = sorted(path for path in EVERY if not path.relative_to(ROOT).parts[0].startswith("."))
 PAGES = [str(path.relative_to(ROOT)) for path in FILES]
 STALE = "docs/engines.md#replies-of-earlier-weights-or-of-another-sampler"
 

@@ -31,8 +31,7 @@ from operant.tools.report.models import Compared, wins
 def test_the_bootstrap_is_exact_for_few_and_normal_for_many():
     values = [0.0, 1.0, 5.0, 5.5]
     exact = sorted(sum(drawn) / 4 for drawn in itertools.product(values, repeat=4))  # 256 equally likely resamples
-    expected = np.quantile(exact, (0.025, 0.975))
-    assert bootstrap(values, seed=1, resamples=200_000) == pytest.approx(expected, abs=0.01)
+    assert bootstrap(values, seed=1, resamples=200_000) == pytest.approx(np.quantile(exact, (0.025, 0.975)), abs=0.01)
     many = np.random.default_rng(0).normal(3.0, 2.0, 2000)
     half = 1.95996 * many.std() / math.sqrt(2000)
     assert bootstrap(list(many)) == pytest.approx((many.mean() - half, many.mean() + half), abs=0.005)
@@ -248,9 +247,8 @@ def test_replies_to_a_file_go_on_after_an_interrupt(inside, monkeypatch, capsys)
     assert main([*asked, str(whole)]) == 0
     rows = lines(whole)
     assert list(rows[0]) == ["id", "prompt", "replies", "sources", "rewards"] and len(rows) == 12
-    assert rows[0]["sources"] == [
-        f"{m}, temperature {t}" for m in ("model", "run@2") for t in ("0.7", "1") for _ in "ab"
-    ]
+    sources = [f"{m}, temperature {t}" for m in ("model", "run@2") for t in ("0.7", "1") for _ in "ab"]
+    assert rows[0]["sources"] == sources
     assert all(row["rewards"] == [reply.count("a") for reply in row["replies"]] for row in rows)
     with monkeypatch.context() as patch:
         stop_after(40, 8, interrupt, patch)
@@ -265,8 +263,7 @@ def test_replies_to_a_file_go_on_after_an_interrupt(inside, monkeypatch, capsys)
         assert f"differs in its {changed}: give" in capsys.readouterr().err
     assert files() and main([*asked, str(again)]) == 0
     assert again.read_bytes() == whole.read_bytes() and not unfinished.exists()
-    assert main([*asked, str(table)]) == 0
-    assert parquet.read_table(table).to_pylist() == rows
+    assert main([*asked, str(table)]) == 0 and parquet.read_table(table).to_pylist() == rows
 
 
 def test_of_replies_one_without_a_score_is_the_worst():

@@ -24,8 +24,7 @@ def divergence(policy: Said, reference: Said) -> Tensor:
 
 def over_groups(policy: Said, size: int, loss) -> Tensor:
     """`loss(numbers)` of every group, weighted by how often it is drawn; the weights are no part of the gradient."""
-    chances = policy.whole.exp().detach()
-    groups = groups_of(policy.logprobs, size)
+    chances, groups = policy.whole.exp().detach(), groups_of(policy.logprobs, size)
     return sum(likely(group, chances) * loss(group) for group in groups)
 
 
@@ -39,8 +38,7 @@ def grpo(size: int, *, scale: bool = True, ratio: bool = True, gain_of_all: floa
         def loss(group):
             scores = r[list(group)]
             centred = scores - scores.mean()
-            spread = (centred**2).mean().sqrt()
-            gains = centred / (spread + 1e-6) if scale else centred
+            gains = centred / ((centred**2).mean().sqrt() + 1e-6) if scale else centred
             total = 0.0
             for y, gain in zip(group, gains, strict=True):
                 now, then, ref = policy.logprobs[y], policy.logprobs[y].detach(), reference.logprobs[y]

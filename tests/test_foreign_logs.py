@@ -127,11 +127,9 @@ def table_of_w_and_b(path, table, monkeypatch):
 @cases(tensorboard_events, json_lines, table_of_w_and_b, slow(wandb_offline))
 def test_every_writer_is_read_back(write, tmp_path, monkeypatch):
     table = rows("verl", "not_finite")
-    read = read_log(write(tmp_path, table, monkeypatch))
-    for step, (row, found) in enumerate(zip(table, read, strict=True), 1):
-        expected = {"step": step, **row}
+    for step, (row, found) in enumerate(zip(table, read_log(write(tmp_path, table, monkeypatch)), strict=True), 1):
         found = {name.removeprefix("train/"): x for name, x in found.items() if not name.startswith("_")}
-        assert found == pytest.approx(expected, rel=1e-6, nan_ok=True)
+        assert found == pytest.approx({"step": step, **row}, rel=1e-6, nan_ok=True)
 
 
 def test_kl_of_a_reply_is_that_of_its_tokens_together(tmp_path):

@@ -163,9 +163,8 @@ def test_two_parallel_files_are_rows_of_translations(tmp_path):
     assert made("translate", both, source="en", target="de")[1].references == ("Zwei.",)
     (tmp_path / "a.txt").write_text("x\n", encoding="utf-8")
     (tmp_path / "b.txt").write_text("y\nz\n", encoding="utf-8")
-    named = f"{tmp_path}/a.txt,{tmp_path}/b.txt"
     with pytest.raises(OperantError, match=r"a\.txt has 1 lines, and .*b\.txt has more"):
-        made("translate", named, source="a", target="b")
+        made("translate", f"{tmp_path}/a.txt,{tmp_path}/b.txt", source="a", target="b")
     with pytest.raises(OperantError, match=r"have one name"):
         made("translate", f"{tmp_path}/a.txt,{tmp_path}/a.txt")
     with pytest.raises(OperantError, match=r"there is no file .*test\.de,.*test\.fr"):

@@ -88,9 +88,8 @@ def test_scores_and_the_reference_stand_in_columns(tmp_path, monkeypatch, capsys
     assert output.out.endswith("\t\n") and "give one with --target" in output.err
     assert main(["generate", "runs/aimed", *asked, "--reward", "true", "--target", "c"]) == 0
     assert capsys.readouterr().out.split("\t")[1] != "\n"
-    greedy = ["--max-tokens", "6", "--top-k", "1", "--prompt"]
     for model, prompt in ("other/stated/export", "fed1ab"), ("other/stated", "ab"):
-        assert main(["generate", model, *greedy, prompt]) == 0
+        assert main(["generate", model, "--max-tokens", "6", "--top-k", "1", "--prompt", prompt]) == 0
     whole, stated = capsys.readouterr().out.splitlines()
     assert whole == f"fed1{stated}"
     assert main(["generate", "nowhere", *asked]) == 2

@@ -96,8 +96,7 @@ def test_a_loss_and_its_gradient_are_those_of_the_formula(name):
         assert terms["loss"][b, 1 : 1 + n].tolist() == pytest.approx([x for x, _ in expected[b]], abs=1e-12)
     (terms["loss"] * batch.actions).sum().backward()
     for b, n in enumerate(LENGTHS):  # the ratio of a reply has the mean of its tokens' gradients, once for each of them
-        slopes = [slope for _, slope in expected[b]]
-        assert out.logprobs.grad[b, 1 : 1 + n].tolist() == pytest.approx(slopes, abs=1e-12)
+        assert out.logprobs.grad[b, 1 : 1 + n].tolist() == pytest.approx([slope for _, slope in expected[b]], abs=1e-12)
     share = terms["policy/clip_fraction"][batch.actions]
     assert (float(share.max()) == 1) == (name != "sapo")
     assert float(share.min()) == 0 or "bounds" in name
@@ -140,9 +139,8 @@ def test_pass_at_k_climbs_the_expected_best_of_k(k):
     found = expected_gradient(lambda r: group_baselines.best_of(r, torch.zeros(4).long(), k), REPLIES, 4)
     logits = LOGITS.clone().requires_grad_()
     p = logits.softmax(0)
-    best = sum(
-        torch.stack([p[i] for i in g]).prod() * max(float(REPLIES[i]) for i in g) for g in product(range(5), repeat=k)
-    )
+    groups = product(range(5), repeat=k)
+    best = sum(torch.stack([p[i] for i in g]).prod() * max(float(REPLIES[i]) for i in g) for g in groups)
     best.backward()
     assert found.tolist() == pytest.approx(logits.grad.tolist(), abs=1e-12)
 
@@ -172,8 +170,7 @@ def test_maxrl_climbs_the_first_terms_of_the_log_likelihood():
 def test_the_deviation_of_the_step_replaces_the_groups():
     batch = Batch.given([[1]] * 4, [[2], [2, 2], [2, 2, 2], [2]])
     batch = batch.with_(groups=torch.tensor([0, 0, 1, 1]))
-    scores = torch.tensor([1.0, 0.0, 5.0, 2.0])
-    last = batch.mask.sum(1) - 1
+    scores, last = torch.tensor([1.0, 0.0, 5.0, 2.0]), batch.mask.sum(1) - 1
     batch = batch.with_(rewards=torch.zeros(batch.tokens.shape).scatter(1, last[:, None], scores[:, None]))
     centred = [0.5, *[-0.5] * 2, *[1.5] * 3, -1.5]
     mean = sum(centred) / 7

@@ -47,8 +47,7 @@ def test_the_cache_serves_offline_but_not_half_a_download(builtin, cache, monkey
 def test_a_hub_that_hangs_is_left_after_the_deadline(monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(hub, "CONNECT_SECONDS", 0.2)
-    never = threading.Event()
-    start = time.monotonic()
+    never, start = threading.Event(), time.monotonic()
     with pytest.raises(OperantError, match="did not answer"):
         hub.reach("model", "gpt2", lambda: never.wait(30))
     assert time.monotonic() - start < 5

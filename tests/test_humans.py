@@ -113,8 +113,7 @@ def test_the_picks_of_the_stand_in_are_a_softmax_of_its_preference(tmp_path):
         assert [picks[place] / 3000 for place in range(3)] == pytest.approx(expected, abs=0.04)
     with Store(tmp_path / "labels.sqlite", kind="rank") as store:
         store.add_items([Item(str(number), "p", replies) for number in range(3)])
-        assert Labeller(0).label(store) == 3
-        assert store.labels()[0].answer == {"ranks": [1, 3, 2]}
+        assert Labeller(0).label(store) == 3 and store.labels()[0].answer == {"ranks": [1, 3, 2]}
     with pytest.raises(OperantError, match="noise=-1"):
         Labeller(-1)
 
@@ -154,6 +153,5 @@ def test_the_road_is_walked_and_goes_on_where_it_stopped(tmp_path, monkeypatch, 
     (tmp_path / "eval.json").unlink()
     rlhf.main()
     again = capsys.readouterr().out
-    assert "$ operant train" not in again
-    assert "$ operant generate" not in again
+    assert "$ operant train" not in again and "$ operant generate" not in again
     assert json.loads((tmp_path / "eval.json").read_text()) == found

@@ -76,8 +76,7 @@ def test_each_model_by_name_is_kept_in_its_place(model, run, tmp_path):
     copy_initial_models(config, run)
     weights = {name for name in names(run / "start") if name.endswith("model.safetensors")}
     assert weights == {f"{place}/model.safetensors" for place in ("policy", "reference", "critic")}
-    again = with_copies(config, run, quiet)
-    start = run / "start"
+    again, start = with_copies(config, run, quiet), run / "start"
     assert (again.train.reference, again.learner["value"].critic) == (str(start / "reference"), str(start / "critic"))
 
 
@@ -192,8 +191,7 @@ def test_without_a_copy_the_folder_is_used_with_a_warning(model, run, tmp_path):
 
 @pytest.mark.parametrize("stays", [False, True])
 def test_a_full_disk_or_a_kill_leaves_all_of_it_or_nothing(model, run, monkeypatch, stays):
-    config = config_of(policy=str(model))
-    seam = Watched()
+    config, seam = config_of(policy=str(model)), Watched()
     monkeypatch.setattr(atomic_io, "seam", seam)
     copy_initial_models(config, run)
     operations = len(seam.seen)

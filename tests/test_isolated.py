@@ -62,8 +62,7 @@ def check_one_bad_sample(reward, outcome, mark, level, *, timeout=8.0, **options
     isolated_reward = isolated(reward, timeout=timeout, memory=1, processes=32, level=level, **options)
     isolated_reward.check()
     assert isolated_reward.level.startswith(level)
-    begun = time.monotonic()
-    judged = judge(isolated_reward, rollouts())
+    begun, judged = time.monotonic(), judge(isolated_reward, rollouts())
     seconds = time.monotonic() - begun
     assert judged.outcomes[17] == outcome, judged.notes
     assert [s for i, s in enumerate(judged.scores) if i != 17] == OTHERS
@@ -109,8 +108,7 @@ def test_where_every_sample_hangs_the_deadline_holds(level, mark):
     everywhere = isolated(f"{TESTS}/hostile.py:endless_stubborn", timeout=4, memory=1, workers=2, level=level)
     bad = [Rollout(Task(hostile.BAD, "x"), i, [Turn([1], [2])], ["y"]) for i in range(64)]
     everywhere.check()
-    begun = time.monotonic()
-    judged = judge(everywhere, bad)
+    begun, judged = time.monotonic(), judge(everywhere, bad)
     assert time.monotonic() - begun < 4 + 2
     assert judged.outcomes == ["timeout"] * 64 and judged.scores == [None] * 64
     processes_end(mark, everywhere)

@@ -261,8 +261,7 @@ def test_agreement_of_labellers(store):
         store.add_label(f"i{i}", "anna", {"best": anna}, seconds=10)
         store.add_label(f"i{i}", "ben", {"best": ben})
     sentences, (anna, ben) = agreement(store)
-    expected = alpha([[0, 0], [1, 1], [2, 2], [0, 1]])
-    assert sentences[1] == f"Krippendorff's alpha (nominal): {expected:.3f}"
+    assert sentences[1] == f"Krippendorff's alpha (nominal): {alpha([[0, 0], [1, 1], [2, 2], [0, 1]]):.3f}"
     assert anna["same as others"] == ben["same as others"] == "3 of 4 (75%)" and anna["seconds"] == "10"
     assert agreeing({"good": [True, False]}, {"ratings": [5, 1]}, "good", 2) == (1, 1)  # an order, and no marks
     assert agreeing({"good": [True, True]}, {"best": 0}, "good", 2) == (0, 0)

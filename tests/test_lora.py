@@ -192,9 +192,8 @@ def test_a_model_of_pefts_own_is_taken_as_it_is():
     learner = Learner(given, **FAST)
     before = base_of(learner.policy.model)
     learner.step(*REPLIES)
-    assert {n for n, p in learner.policy.model.named_parameters() if p.requires_grad} == {
-        f"transformer.h.{i}.attn.c_attn.lora_{x}.default.weight" for i in range(2) for x in "AB"
-    }
+    trained = {n for n, p in learner.policy.model.named_parameters() if p.requires_grad}
+    assert trained == {f"transformer.h.{i}.attn.c_attn.lora_{x}.default.weight" for i in range(2) for x in "AB"}
     assert alike(base_of(learner.policy.model), before)
     given.add_adapter("second", LoraConfig(r=2, **small))
     with pytest.raises(OperantError, match="adapters default, second: keep one"):

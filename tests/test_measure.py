@@ -27,8 +27,7 @@ def test_text_metrics_by_hand():
 
 def test_the_share_of_queries_with_groups_of_two_and_four_by_hand():
     """Mean squares of 256/21 between and 3/2 within; the mean size of unequal groups is (24 - 80/24) / 7 = 62/21."""
-    groups = [[0, 2]] * 4 + [[4, 6, 4, 6]] * 4
-    scores = [(score, number) for number, group in enumerate(groups) for score in group]
+    scores = [(score, number) for number, group in enumerate([[0, 2]] * 4 + [[4, 6, 4, 6]] * 4) for score in group]
     assert query_share(*zip(*scores)) == pytest.approx((256 / 21 - 1.5) / (256 / 21 + (62 / 21 - 1) * 1.5))
 
 

@@ -693,9 +693,8 @@ STALE = {
 
 def two_sources(folder, patch):
     """PPO on three replies of the policy, and imitation of two given ones."""
-    method = "operant_example.two_sources:PPO_PTX"
     known = {"max_tokens": 4, "imitation_coef": 0.5, "epochs": 1, "watch_every": 0}
-    learner = Learner(lm(vocab=V), algorithm=method, **known)
+    learner = Learner(lm(vocab=V), algorithm="operant_example.two_sources:PPO_PTX", **known)
     tasks = [Task(f"given/{i}", [4 + i], replies=([6, 7, 8][: i + 1],)) for i in range(2)]
     given = Demonstrations(None, END).rollouts(tasks)
     before = [bare_logprobs(learner.policy.model, r.turns[0].prompt, r.ids) for r in given]

@@ -218,8 +218,7 @@ def test_the_command_makes_a_step_again_in_another_process(named, tmp_path):
 def test_a_refused_update_is_repeated_from_its_weights(algorithm, tmp_path, monkeypatch):
     """The loss itself breaks in the last optimizer step, at one token; there the replay finds it as well."""
     student = learner(algorithm)
-    row = student.algorithm
-    calls = []
+    row, calls = student.algorithm, []
 
     @functools.wraps(row.loss)
     def broken(out, given, **options):

@@ -19,8 +19,7 @@ from operant.sampling import uniforms
 V, WANTED = 6, 4
 PLAIN = {"algorithm": "rloo", "samples": 4, "batch": 16, "max_tokens": 3, "fixed_length": True, "kl.coef": 0.0}
 PLAIN |= {"probes": 2, "lr": 0.3}
-TASKS = [[1], [2], [3]]
-PURE = Sampling()
+TASKS, PURE = [[1], [2], [3]], Sampling()
 
 
 class Bigrams(PolicyBase):

@@ -34,8 +34,7 @@ def planned(config_file):
 def test_a_rank_has_everything_or_its_share(planned):
     """Adam in float32: two moments. DDP keeps a bucket for each gradient; FSDP gathers two blocks and the rest."""
     config, measured = planned
-    model = four_layers()
-    whole = 4.0 * sum(p.numel() for p in model.parameters())
+    whole = 4.0 * sum(p.numel() for p in four_layers().parameters())
     head = 4.0 * 32 + 4.0  # the value head
     one, ddp, fsdp = (on_ranks(config, measured, n, kind, ROOMY) for n, kind in ((1, "ddp"), (4, "ddp"), (4, "fsdp")))
     assert "buckets of gradients" not in one.permanent
@@ -85,9 +84,8 @@ def test_the_fewest_gpus_are_those_that_it_fits_on(planned, kind):
 
 def test_the_command_plans_from_a_config_alone(config_file, capsys):
     command = ["doctor", "--plan", "--gpus", "4", "--gpu", "l4", "--policy", str(config_file)]
-    assert (
-        main([*command, "--prompt-tokens", "20", "--max-tokens", "6", "--tasks", "a.txt", "--form", "summarize"]) == 0
-    )
+    words = ["--prompt-tokens", "20", "--max-tokens", "6", "--tasks", "a.txt", "--form", "summarize"]
+    assert main([*command, *words]) == 0
     printed = capsys.readouterr().out
     assert "4 x L4 24 GB; prompts of up to 20 tokens, replies of 6; 16 replies a rank and step" in printed
     assert [line.split()[-5:] for line in printed.splitlines() if "fits in 90%" in line] == [["yes"] * 5]

@@ -288,9 +288,8 @@ def test_a_test_that_does_not_need_the_programs_process_is_taken(setup, test):
 
 @cases([1, 0.5, 0, -1], [1, 2, 3], {"pass": 1.0}, "a,b,c,d")
 def test_wrong_scores_of_outcomes_are_refused(outcomes):
-    with pytest.raises(
-        OperantError, match="give four finite numbers, from the worst outcome to the best, or a mapping"
-    ):
+    words = "give four finite numbers, from the worst outcome to the best, or a mapping"
+    with pytest.raises(OperantError, match=words):
         UnitTests(outcomes=outcomes)
 
 

@@ -169,8 +169,7 @@ def test_the_head_is_a_logistic_regression():
         curvature = x.T @ (x * (p * (1 - p))[:, None]) + penalty
         w = w - torch.linalg.solve(curvature, x.T @ (p - y) + penalty @ w)
     assert row.train == pytest.approx(float(((x @ w > 0) == (y == 1)).double().mean()))
-    labels = torch.tensor(of.test.labels)
-    assert row.test == pytest.approx(float(((held_out @ w > 0) == (labels == 1)).double().mean()))
+    assert row.test == pytest.approx(float(((held_out @ w > 0) == (torch.tensor(of.test.labels) == 1)).double().mean()))
     easy = Examples("easy", ("dull film", "so film", "dull a plot", "so the plot"), (0, 1, 0, 1))
     assert baselines.head(replace(of, train=easy), decay=1.0).train == 1.0
     chosen = baselines.head(of)
@@ -241,8 +240,7 @@ def test_a_policy_that_writes_only_text_draws_what_searches_draw(stops):
     allowed = {*range(420)} - {*learner.sampling.banned}
     assert allowed == {*Vocabulary(tokenizer).ids} - {own} | ({2} if stops else set())
     assert {"a", "7", "!", "Film", " film", " the"} <= {tokenizer.decode([i]) for i in allowed}
-    replies = learner.generate([[5, 6]] * 32)
-    assert all({*rollout.ids} <= allowed and rollout.reply.isprintable() for rollout in replies)
+    assert all({*rollout.ids} <= allowed and rollout.reply.isprintable() for rollout in learner.generate([[5, 6]] * 32))
     asked = Evaluator(learner, [], None, EvaluationOptions(sampling={"stop_tokens": [7]}))
     for other in (asked.sampling, learner.generate([[5, 6]], eos_token_id=7)[0].sampling):  # 2 is a stop token no more
         assert {*range(420)} - {*other.banned} == allowed - {2} | ({7} if stops else set())

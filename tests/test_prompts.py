@@ -71,15 +71,13 @@ def test_a_run_ends_with_its_best_prompts_beside_baselines(opinions, tmp_path, c
     assert sorted(path.name for path in (out / "export").glob("*.safetensors")) == ["adapter_model.safetensors"]
     capsys.readouterr()
     assert main(["prompt", "show", str(out)]) == 0
-    shown = capsys.readouterr()
-    best = found["prompts"][0]
+    shown, best = capsys.readouterr(), found["prompts"][0]
     assert shown.out.rstrip("\n") == "{sentence}" + best["text"]
     assert f"{best['test']:.3f}" in shown.err and "random" in shown.err
     assert recounted(best["text"], opinions) == pytest.approx(best["test"])
     assert main(["prompt", "transfer", str(out), "--task-model", "builtin:reviews-lm", "--best", "1"]) == 0
-    assert [row["test"] for row in json.loads((out / "prompts.json").read_text())["transfer"]] == pytest.approx(
-        [{row["name"]: row["test"] for row in found["baselines"]}["none"], best["test"]]
-    )
+    moved = [row["test"] for row in json.loads((out / "prompts.json").read_text())["transfer"]]
+    assert moved == pytest.approx([{row["name"]: row["test"] for row in found["baselines"]}["none"], best["test"]])
     (out / "prompts.json").write_text(json.dumps(found | {"calibrate": "mean"}))
     transfer = ["prompt", "transfer", str(out), "--task-model", "builtin:reviews-lm", "--best", "1"]
     assert main([*transfer, "--template", "{prompt} {sentence} It was"]) == 0

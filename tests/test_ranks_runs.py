@@ -54,10 +54,8 @@ def learnt(name: str) -> dict:
     for _ in range(2):
         tasks = [TASKS[i] for i in ORDER for _ in range(2)]
         rollouts, judged = play_and_score(learner, tasks, lambda rollouts: [reward(r) for r in rollouts], samples=2)
-        metrics = learner.learn(rollouts, judged.scores)
-        told.append({k: v for k, v in metrics.items() if not k.startswith("time/")})
-    after = learner.policy.trainable()
-    moved = torch.cat([(a.detach() - b).flatten() for a, b in zip(after, before, strict=True)])
+        told.append({k: v for k, v in learner.learn(rollouts, judged.scores).items() if not k.startswith("time/")})
+    moved = torch.cat([(a.detach() - b).flatten() for a, b in zip(learner.policy.trainable(), before, strict=True)])
     return {"metrics": told, "moved": moved, "groups": sorted(r.group for r in rollouts)}
 
 
@@ -122,8 +120,7 @@ def test_two_ranks_move_the_weights_as_one_process_does(ranks, name):
         assert float((mine["moved"] - right["moved"]).norm() / right["moved"].norm()) < 1e-6
         for here, there in zip(mine["metrics"], right["metrics"], strict=True):
             assert here.keys() == there.keys()
-            odd = {k: (here[k], v) for k, v in there.items() if here[k] != pytest.approx(v, rel=1e-6, abs=1e-8)}
-            assert not odd
+            assert not {k: (here[k], v) for k, v in there.items() if here[k] != pytest.approx(v, rel=1e-6, abs=1e-8)}
     assert ranks[0][name]["groups"] + ranks[1][name]["groups"] != right["groups"]  # they were dealt
     assert not set(ranks[0][name]["groups"]) & set(ranks[1][name]["groups"])  # by whole groups
 

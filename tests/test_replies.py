@@ -165,9 +165,8 @@ def test_the_last_turn_of_the_first_attempt_is_the_answer(run):
     turns = [row(0, turn=0, reward=None), row(0, turn=1, reply=" end"), row(0, rollout=1, reply=" second attempt")]
     write_probes(run, 0, turns)
     probes = replies.embedded(run.path)["probes"]
-    assert (
-        probes["policy"][0]["reply"] == [" end"] and probes["policy"][0]["row"] == [1] and probes["reference"] is None
-    )
+    before, reference = probes["policy"][0], probes["reference"]
+    assert before["reply"] == [" end"] and before["row"] == [1] and reference is None
 
 
 def test_tokens_of_probes_come_before_those_of_old_replies(run):

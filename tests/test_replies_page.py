@@ -32,8 +32,7 @@ def write(path):
     for step in (1, 2, 3):
         folder.rollouts(step, step_rows(step))
         folder.log(step, {"reward/mean": 0.5})
-    odd = reply(0, " <img src=x onerror=alert(1)> needle", None, [-1.0], "stop")
-    folder.rollouts(4, [odd | {"advantages": None}])
+    folder.rollouts(4, [reply(0, " <img src=x onerror=alert(1)> needle", None, [-1.0], "stop") | {"advantages": None}])
     folder.log(4, {"reward/mean": 0.5})
     for step, gain in ((0, 0.0), (4, 1.0)):
         rewards = [0.5 - gain, 0.1 + gain, 0.3 + gain / 2]
@@ -233,8 +232,7 @@ def test_colours_follow_light_and_dark(browser, urls):
     grounds = []
     for scheme in ("light", "dark"):
         with visit(browser, urls["static"], scheme=scheme) as page:
-            token = opened(page).nth(1)
-            grounds.append(token.evaluate("e => getComputedStyle(e).backgroundColor"))
+            grounds.append(opened(page).nth(1).evaluate("e => getComputedStyle(e).backgroundColor"))
     assert len(set(grounds)) == 2 and "rgba(0, 0, 0, 0)" not in grounds
 
 
@@ -270,9 +268,8 @@ def test_the_live_page_follows_the_run_but_for_an_open_reply(browser, run, soon)
 
 def test_long_messages_and_numbers_fit_a_phone(browser, tmp_path):
     folder = RunFolder.create(tmp_path / "run", {"steps": 2})
-    folder.rollouts(
-        1, [known | {"outcome": "failed test", "message": "assert f(1) == " * 20} for known in step_rows(1, 4)]
-    )
+    more = {"outcome": "failed test", "message": "assert f(1) == " * 20}
+    folder.rollouts(1, [known | more for known in step_rows(1, 4)])
     for step, entropy in ((1, 0.1963), (2, 0.1704)):
         folder.log(step, {"reward/mean": -0.0895 * step, "policy/entropy": entropy, "kl/per_reply": 0.179})
     folder.close()
@@ -287,8 +284,7 @@ def test_outcomes_are_a_column_a_filter_and_a_chart_and_messages_are_searched_as
     folder = RunFolder.create(tmp_path / "run", {"steps": 2})
     folder.rollouts(1, step_rows(1, 4))  # of a version without these columns
     outcomes = ("passed", "runtime error", None, None)
-    messages = (None, "runtime error: <b>IndexError</b>: x\n line 4", "no class", None)
-    rows = zip(step_rows(2, 4), outcomes, messages)
+    rows = zip(step_rows(2, 4), outcomes, (None, "runtime error: <b>IndexError</b>: x\n line 4", "no class", None))
     folder.rollouts(2, [known | {"outcome": outcome, "message": message} for known, outcome, message in rows])
     for step, share in ((1, 0.0), (2, 0.25)):
         folder.log(step, {"reward/mean": 0.5, "outcome/passed": share, "outcome/runtime error": share})

@@ -30,8 +30,7 @@ def training(out, reward=count_a, **more):
     policy = lm("gpt2", vocab=len(letters()), spread=0.02)  # here, so that no child has to import it
 
     def work():
-        run = train(policy, TASKS, reward, out=out, tokenizer=letters(), **(SMALL | more))
-        return 0 if run.interrupted else 5
+        return 0 if train(policy, TASKS, reward, out=out, tokenizer=letters(), **(SMALL | more)).interrupted else 5
 
     return Child(work, output=str(out) + ".said")
 

@@ -31,8 +31,7 @@ from operant.runs import named_models
 KINDS = ("gpt2", "gpt_neox", "llama", "qwen2", "t5", "bart")
 """gpt2, llama's toy and bart are tied; positions are absolute, rotary or relative."""
 ROWS = ([[3, 4, 5, 6], [7, 8], [9]], [[9, 10], [11, 12, 13], [14]])
-SOFT = {"soft_prompt.tokens": 3}
-V = 20
+SOFT, V = {"soft_prompt.tokens": 3}, 20
 
 
 def vectors_of(policy):

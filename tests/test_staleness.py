@@ -135,8 +135,7 @@ def test_the_alarms_look_at_current_turns_alone():
         assert metrics["rollout/logprob_gap"] < 1e-4 and metrics["policy/ratio_max"] > 1.01
     assert 0 < metrics["rollout/staleness"] < metrics["rollout/staleness_max"] == 4
     assert not {"scoring", "other_sampler", "negative_kl"} & {finding.name for finding in diagnose(learner)}
-    version = learner.policy.version
-    lying = [replace(r, turns=[replace(turn, version=version) for turn in r.turns]) for r in old]
+    lying = [replace(r, turns=[replace(turn, version=learner.policy.version) for turn in r.turns]) for r in old]
     assert learner.step(lying, by_length(lying))["rollout/logprob_gap"] > 0.01
     assert "scoring" in {finding.name for finding in diagnose(learner)}
 

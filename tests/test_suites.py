@@ -172,14 +172,12 @@ class Drawings(SuiteGames):
 
 def test_a_game_that_raises_costs_its_episode_and_no_other():
     world, tasks = Drawings(game="x"), {i: Task(f"x/{i}", "x") for i in range(3)}
-    before = random.getstate()
-    first = world.reset(tasks)
+    before, first = random.getstate(), world.reset(tasks)
     steps = world.step({0: "go\non", 1: "go", 2: "end"})
     assert steps[1].failed == "raised" and steps[1].info == {"failure": "raised KeyError: 'no such room'"}
     assert [steps[i].failed for i in (0, 2)] == [None, None] and steps[2].terminated and steps[2].reward == 1
     assert random.getstate() == before and len({step.text for step in first.values()}) == 3
-    chance = random.Random(2)
-    assert f"draws {chance.random()}" in first[2].text  # whatever the games beside it have drawn
+    assert f"draws {random.Random(2).random()}" in first[2].text  # whatever the games beside it have drawn
     check_env(world, [tasks[0], tasks[2]])
     with pytest.raises(OperantError, match=r"env.examples needs the commands that are possible: env.commands=up,down"):
         Drawings(game="x", examples=0.5)

@@ -146,9 +146,8 @@ def files(tmp_path_factory):
 def started(files, out, *more):
     places = {"policy": files / "model", "tasks": files / "train.jsonl", "evaluate": files / "held.jsonl", "out": out}
     options = places | {"batch": 16, "optimizer.lr": 1e-2, "max-tokens": 5, "watch-every": 0}
-    return main(
-        ["train", "sft", *(word for name, value in options.items() for word in (f"--{name}", f"{value}")), *more]
-    )
+    words = [word for name, value in options.items() for word in (f"--{name}", f"{value}")]
+    return main(["train", "sft", *words, *more])
 
 
 def test_the_command_line_learns_and_evaluates(files, tmp_path, capsys):

@@ -84,8 +84,7 @@ def test_shared_sentences_change_no_number(template, kind):
 
 def test_sentences_are_read_once_in_bounded_memory():
     tokenizer = byte_tokenizer()
-    model = lm("gpt2", len(tokenizer))
-    read = []
+    model, read = lm("gpt2", len(tokenizer)), []
     task = task_model((model, tokenizer))
     template = PromptTemplate("{sentence} {prompt}")
     task.word_logprobs(template, ["it"], ["a film"], WORDS)  # with the trial

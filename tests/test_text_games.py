@@ -231,8 +231,7 @@ def test_a_policy_is_measured_without_examples(form):
 
 def test_a_recipe_keeps_its_options_of_a_world_in_workers():
     found = configure({"env": "workers:rooms", "env.workers": 2}, "rooms")
-    plain = configure({}, "rooms").parts["env"]
-    assert found.left_out == {} and plain.items() <= found.parts["env"].items()
+    assert found.left_out == {} and configure({}, "rooms").parts["env"].items() <= found.parts["env"].items()
     other = configure({"env": "http", "env.url": "http://127.0.0.1:1"}, "rooms")
     assert other.left_out == {"rooms, env": ["env.invalid", "env.train_games", "env.memory"]}
 

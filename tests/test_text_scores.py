@@ -154,9 +154,8 @@ def test_scores_of_sacrebleu_are_its_own(name, own, options):
 @pytest.mark.parametrize("words", ["words", "rouge"])
 def test_rouge_is_that_of_its_library(words, stemmer):
     """Of ASCII text, our words are its own."""
-    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(
-        ["rouge1", "rouge2", "rougeL", "rougeLsum"], use_stemmer=stemmer
-    )
+    kinds = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
+    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(kinds, use_stemmer=stemmer)
     replies = ["The cats were sitting, on a mat.\nIt's 3 o'clock.", "Running dogs; the dog", ""]
     texts = [["A cat sits on the mats.\nIt is 3 o'clock.", "cats, sitting"], ["the dogs ran"], ["empty"]]
     given = [rollout(reply, *each) for reply, each in zip(replies, texts, strict=True)]

@@ -100,9 +100,8 @@ def test_migrate_writes_every_default_that_is_not_ours():
         theirs = renamed({name: repr(x) for name, x in fields.items() if x is not None}, algorithm).values
         differ = {name for name, code in theirs.items() if usual.get(name) != literal(code)} - left_out
         written = renamed(DEFAULTS[algorithm], algorithm).values
-        assert {name: literal(theirs[name]) for name in differ} == {name: literal(written[name]) for name in differ}, (
-            kind
-        )
+        found, expected = ({name: literal(code[name]) for name in differ} for code in (theirs, written))
+        assert found == expected, kind
 
 
 @cases(
@@ -203,9 +202,8 @@ def test_a_reward_gets_the_arguments_that_trl_passes(form):
         rollouts.append(Rollout(task, 0, [Turn(prompt, ids)], [text], query=str(task.prompt)))
     ours = keywords(lambda completions, **kwargs: [], rollouts)
     assert sorted(ours) == [name for name in theirs["names"] if name != "trainer_state"]
-    assert {name: x for name, x in ours.items() if isinstance(x, list)} == {
-        name: x for name, x in theirs.items() if name != "names"
-    }
+    expected = {name: x for name, x in theirs.items() if name != "names"}
+    assert {name: x for name, x in ours.items() if isinstance(x, list)} == expected
 
 
 USER = [{"role": "user", "content": "Hi"}]

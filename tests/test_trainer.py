@@ -148,8 +148,7 @@ def test_an_evaluation_has_the_held_out_queries_in_order_and_begins_at_the_refer
 
 
 def test_leaving_the_loop_of_steps_saves_the_run(plain, tmp_path, capsys):
-    given = SHORT | {"checkpoint_minutes": 60}
-    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "run", **given):
+    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "run", **(SHORT | {"checkpoint_minutes": 60})):
         if metrics["step"] == 2:
             break
     assert "stopped after step 2 and saved; resume with: operant train --resume" in capsys.readouterr().out

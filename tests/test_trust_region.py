@@ -170,8 +170,7 @@ def test_16_bit_weights_and_an_own_optimizer_are_refused():
 
 
 def test_the_share_of_replies_bounds_what_the_matrix_reads(monkeypatch):
-    seen = []
-    plain = TrustRegion.fisher
+    seen, plain = [], TrustRegion.fisher
     noted = lambda self, batch, *rest: (seen.append(len(batch)), plain(self, batch, *rest))[1]  # noqa: E731
     monkeypatch.setattr(TrustRegion, "fisher", noted)
     for share, replies in ((0.51, 8), (0.2, 8), (0.01, 3)):

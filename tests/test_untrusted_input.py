@@ -416,8 +416,7 @@ def test_untrusted_records(run, line, capsys):
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "distributions.jsonl", "log.txt", "config.yaml", "lock"])
 def test_a_link_out_of_the_run_folder_is_never_written_through(run, tmp_path, name):
-    outside = tmp_path / "outside"
-    there = (run / name).exists()
+    outside, there = tmp_path / "outside", (run / name).exists()
     outside.write_text((run / name).read_text(encoding="utf-8") if there else "mine\n", encoding="utf-8")
     before = outside.read_bytes()
     (run / name).unlink(missing_ok=True)

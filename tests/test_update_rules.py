@@ -185,8 +185,7 @@ def test_the_example_goes_along_the_natural_gradient():
     policy = Policy(lm(), value=ValueOptions())
     options = {"update.epochs": 1, "update.damping": 0.3, "update.solver_steps": 60, "optimizer.lr": 1e-3}
     learner = Learner(policy, keep_gradients=True, **NATURAL, **options)
-    before = weights(policy)
-    rows = []
+    before, rows = weights(policy), []
     for query, reply in zip(QUERIES, REPLIES, strict=True):
         logits = policy.model(torch.tensor([query + reply])).logits[0, len(query) - 1 : -1]
         for logprob in logits.log_softmax(-1).gather(-1, torch.tensor(reply)[:, None]):

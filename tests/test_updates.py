@@ -150,8 +150,7 @@ def test_norms_of_large_tensors_are_estimated():
     model = torch.nn.Module()
     model.wide = torch.nn.Parameter(torch.randn(700, 768))
     model.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
-    model.shards = None
-    tally = Tally()
+    model.shards, tally = None, Tally()
     recorder = NormRecorder(model, tally, detailed=True)
     moves = {"wide": torch.randn(700, 768) * torch.arange(1, 769), "layers.0.weight": torch.ones(8, 8)}
     with torch.no_grad():

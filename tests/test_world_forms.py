@@ -83,8 +83,7 @@ def test_a_failure_costs_an_episode_or_those_of_its_worker(end, fault, kept, mar
 @pytest.mark.slow
 def test_the_state_of_every_worker_survives_crash_and_resume(tmp_path):
     env = WorkerEnv(f"{HERE}:Draws", {"fault": "die"}, workers=2)
-    tasks = dict(enumerate(SIX[:4]))
-    before = env.state_dict()
+    tasks, before = dict(enumerate(SIX[:4])), env.state_dict()
     first = env.reset(tasks)
     assert env.state_dict() != before
     env.load_state_dict(json.loads(json.dumps(before)))
@@ -360,12 +359,11 @@ def test_an_episode_is_that_of_gymnasium_itself(lake):
 
     make, colours = lake
     env, task = make(answer="{observation}", prompt="{observation}"), Task("lake/3", "Go!")
-    moves = ["down", "right", "down", "down", "right", "right", "right", "up"] * 20
     peer = gymnasium.make("FrozenLake-v1", render_mode="ansi")
     peer.reset(seed=zlib.crc32(b"lake/3"))
     steps = [env.reset({5: task})[5]]
     assert steps[0].text == colours.sub("", peer.render()) and steps[0].options == list(LAKE["actions"])
-    for move in moves:
+    for move in ["down", "right", "down", "down", "right", "right", "right", "up"] * 20:
         _, reward, terminated, truncated, info = peer.step(LAKE["actions"].index(move))
         step = env.step({5: move})[5]
         assert (step.text, step.reward) == (colours.sub("", peer.render()), reward) and step.info == info

@@ -483,8 +483,7 @@ def test_untrained_turns_have_context_and_no_gradient_or_kl():
     reference = Policy(lm("llama", 40, seed=1))
     learner = Learner(lm("llama", 40), tokenizer=letters(), reference=reference, env=Helps(), **options)
     rollouts = learner.play(TASKS)
-    metrics = learner.step(rollouts, [0.0] * 5)
-    batch = learner.last_step.batch
+    metrics, batch = learner.step(rollouts, [0.0] * 5), learner.last_step.batch
     assert len(batch) == 5 and sorted(set(batch.turns[batch.actions].tolist())) == [1, 3]
     assert metrics["rollout/untrained"] == 10 and metrics["rollout/unpaid"] == 5 and metrics["rollout/turns"] == 4
     assert metrics["reward/mean"] == 1 + 2 + 3 + 4 and metrics["rollout/logprob_gap"] < 1e-4

@@ -16,9 +16,8 @@ def word_tokenizer(mask: str | None = "[MASK]", around: bool = True) -> PreTrain
         ends = [("<s>", 1), ("</s>", 2)]
         core.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
     extra = {"mask_token": mask} if mask else {}
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", unk_token="[UNK]", bos_token="<s>", eos_token="</s>", **extra
-    )
+    special = {"pad_token": "<pad>", "unk_token": "[UNK]", "bos_token": "<s>", "eos_token": "</s>"}
+    made = PreTrainedTokenizerFast(tokenizer_object=core, **special, **extra)
     made.add_special_tokens({"additional_special_tokens": ["<extra_id_0>"]})
     return made
 

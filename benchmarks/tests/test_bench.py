@@ -118,8 +118,7 @@ def test_all_products_of_an_update_are_recorded(tmp_path):
         layer(inner).sum().backward()
         torch.nn.functional.scaled_dot_product_attention(*heads).sum().backward()
         torch.nn.functional.gelu(torch.nn.functional.layer_norm(inner, (8,)), approximate="tanh").sum().backward()
-    optimizer = torch.optim.AdamW(layer.parameters())
-    products.write(str(tmp_path / "products.json"), recorder, optimizer, 3)
+    products.write(str(tmp_path / "products.json"), recorder, torch.optim.AdamW(layer.parameters()), 3)
     replay = products.Replay(str(tmp_path / "products.json"))
     assert replay.flops == 3 * 2 * 6 * 8 * 4 + 2 * 3 * 8 * 4, "forward, input gradient, weight gradient; and beside"
     shapes = sorted(tuple(named["out"].shape) for _, _, named in replay.products[0])

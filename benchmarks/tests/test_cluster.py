@@ -24,8 +24,7 @@ def test_separate_workers_are_as_fast_as_the_slower_side():
     """2 train (8 replies each: 2 + 160 x 0.01 + 0.5 of sums + 0.5), 2 generate (8 each: 1 + 0.8 + 0.4)."""
     found = cluster.separate(COSTS, 4, 2, 16)
     assert found["step_seconds"] == pytest.approx(4.6) and found["binds"] == "training" and 1 <= found["staleness"] <= 2
-    slow = replace(COSTS, decode_step=1.0)
-    found = cluster.separate(slow, 4, 2, 16)
+    found = cluster.separate(replace(COSTS, decode_step=1.0), 4, 2, 16)
     assert found["step_seconds"] == pytest.approx(11.2, rel=0.1) and found["binds"] == "generation"
 
 

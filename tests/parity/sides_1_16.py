@@ -197,8 +197,7 @@ class Ours:
         """What a step would learn from under `weights`, and from which rows."""
         place(self.model, weights)
         about = {"sampling": self.learner.sampling, "groups": case.groups, "vocabulary": VOCABULARY}
-        rollouts = to_rollouts(case.queries, case.replies, tokenizer=None, **about)
-        return self.learner.preview(rollouts, case.scores)
+        return self.learner.preview(to_rollouts(case.queries, case.replies, tokenizer=None, **about), case.scores)
 
     def loss(self, batch: Batch, weights: Weights) -> Found:
         """As an update computes it of one minibatch, under `weights`."""

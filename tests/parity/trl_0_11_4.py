@@ -78,9 +78,8 @@ class Case:
             self.mask[row, len(query) - 1 : len(query) + len(reply) - 1] = 1
         self.logits, self.new_logits, self.ref_logits = (noise(*shape, VOCABULARY) * scale for _ in range(3))
         self.new_logits = self.logits + 0.3 * self.new_logits
-        self.logprobs, self.new_logprobs, self.ref_logprobs = map(
-            self.chosen, (self.logits, self.new_logits, self.ref_logits)
-        )
+        logits = (self.logits, self.new_logits, self.ref_logits)
+        self.logprobs, self.new_logprobs, self.ref_logprobs = map(self.chosen, logits)
         self.values, self.new_values = noise(*shape), noise(*shape)
 
     def chosen(self, logits: Tensor) -> Tensor:
@@ -180,15 +179,13 @@ def compare_losses(case: Case, report: Report) -> None:
     rewards, _, _ = trainer.compute_rewards(case.scores, case.logprobs, case.ref_logprobs, mask)
     values, advantage, returns = trainer.compute_advantages(case.values, rewards, mask)
     new_logprobs, new_values = (x.clone().requires_grad_() for x in (case.new_logprobs, case.new_values))
-    policy_loss, value_loss, stats = trainer.loss(
-        case.logprobs, values, case.new_logits, new_values, new_logprobs, mask, advantage, returns
-    )
+    given = (case.logprobs, values, case.new_logits, new_values, new_logprobs, mask, advantage, returns)
+    policy_loss, value_loss, stats = trainer.loss(*given)
     (policy_loss + value_loss).backward()
 
     made = case.collated()
-    made = made.with_(
-        weights=collate.token_weights(made, "token"), advantages=case.ours(advantage), returns=case.ours(returns)
-    )
+    weights = collate.token_weights(made, "token")
+    made = made.with_(weights=weights, advantages=case.ours(advantage), returns=case.ours(returns))
     mine = [case.ours(x).requires_grad_() for x in (case.new_logprobs, case.new_values)]
     out = Outputs(logprobs=mine[0], raw_logprobs=mine[0], values=mine[1])
     options = ours_of("loss")

@@ -27,8 +27,7 @@ from operant.tools.migrate.configuration import with_configuration
 from operant.types import Batch, Outputs
 
 DRAWS, FEW = 10, 3
-DELTA = 1.6
-TWO_ABSTAIN = {1: None, 7: None}
+DELTA, TWO_ABSTAIN = 1.6, {1: None, 7: None}
 
 
 def bounded(out: Outputs, batch: Batch, *, clip: float, clip_high: float, dual_clip: float | None) -> dict[str, Tensor]:
@@ -357,8 +356,7 @@ def compare_equal_scores(folder: str, numbers: Numbers, report: Report) -> None:
         return
     pair = Pair(Theirs("grpo", folder, numbers), Ours("grpo", folder, numbers, **IN_LOSS), "equal scores")
     for seed in range(DRAWS):
-        case = Case(seed).judged(dict.fromkeys(range(ROWS), 1.003 + seed / 50))
-        inputs, batch = pair.batches(case)
+        inputs, batch = pair.batches(Case(seed).judged(dict.fromkeys(range(ROWS), 1.003 + seed / 50)))
         report.same("ours of equal scores: advantages, and 0", torch.zeros(ROWS), by_row(batch, batch.advantages))
         report.other("grpo, equal scores: advantages", inputs["advantages"], by_row(batch, batch.advantages))
 

@@ -96,8 +96,7 @@ def plain_head(model: nn.Module) -> None:
     """What TRL's fused head computes, in the model's own numbers; what its metrics alone read is 0."""
 
     def forward(self, labels=None, fused_lm_head=False, **given):
-        out = type(self).forward(self, **given)
-        logprobs = out.logits[:, :-1].log_softmax(-1)
+        logprobs = type(self).forward(self, **given).logits[:, :-1].log_softmax(-1)
         off, ids = labels[:, 1:] == -100, labels[:, 1:].clamp(min=0)
         chosen = logprobs.gather(-1, ids[..., None])[..., 0].masked_fill(off, 0)
         none = torch.zeros_like(chosen)

@@ -116,9 +116,8 @@ def main() -> int:
     from operant.tools.migrate.configuration import with_configuration
 
     rows = Dataset.from_list([{"prompt": "The film"} | columns for columns in COLUMNS])
-    ours = [
-        with_configuration(made(output_dir="x", use_cpu=True), {"tasks": rows}) for made in (GRPOConfig, RLOOConfig)
-    ]
+    configs = [made(output_dir="x", use_cpu=True) for made in (GRPOConfig, RLOOConfig)]
+    ours = [with_configuration(config, {"tasks": rows}) for config in configs]
     same &= [(one["algorithm"], one["steps"]) for one in ours] == [("grpo", 6), ("rloo", 2)]
     same &= [task.prompt for task in load_tasks(rows)] == ["The film"] * 2
     print(f"configurations, arguments and classes of TRL 1.16.0 as kept: {same}")

@@ -63,9 +63,8 @@ def run(trl, changes: dict) -> dict[str, list[float]]:
     kind, side = changes.pop("kind", "gpt2"), changes.pop("padding_side", "right")
     shared, masked = changes.pop("num_shared_layers", None), changes.pop("masked", False)
     options = {"batch_size": 4, "mini_batch_size": 4, "learning_rate": 3e-3, "exp_name": "loop"} | changes
-    trainer = trl.PPOTrainer(
-        trl.PPOConfig(**options), model(trl, kind), None, tokenizer(side), num_shared_layers=shared
-    )
+    config = trl.PPOConfig(**options)
+    trainer = trl.PPOTrainer(config, model(trl, kind), None, tokenizer(side), num_shared_layers=shared)
     draw = torch.Generator().manual_seed(1)
     pick = lambda low, high, *shape: torch.randint(low, high, shape, generator=draw)  # noqa: E731
     found: dict[str, list[float]] = {}
@@ -74,8 +73,7 @@ def run(trl, changes: dict) -> dict[str, list[float]]:
         responses = [pick(2, VOCABULARY, int(pick(4, 9))) for _ in range(4)]
         scores = list(torch.randn(4, generator=draw))
         masks = [(torch.arange(len(r)) != 2).long() for r in responses] if masked else None
-        stats = trainer.step(queries, responses, scores, masks)
-        for name, value in stats.items():
+        for name, value in trainer.step(queries, responses, scores, masks).items():
             if not name.startswith("time/") and getattr(value, "size", 1) == 1:
                 found.setdefault(name, []).append(float(value))
     trainer.model.eval()  # after a step TRL generates with dropout, ours without

@@ -46,9 +46,8 @@ def test_values_and_gradients_are_those_of_the_enumeration(kind, ways):
     truth.sum().backward()
     assert bool((truth > 0.01).all())
     assert torch.allclose(mine.detach().double(), truth.detach(), rtol=1e-4, atol=1e-5)
-    grads = [
-        torch.cat([p.grad.double().flatten() for p in m.parameters() if p.grad is not None]) for m in (model, twin)
-    ]
+    trained = ([p.grad for p in m.parameters() if p.grad is not None] for m in (model, twin))
+    grads = [torch.cat([grad.double().flatten() for grad in each]) for each in trained]
     assert float((grads[0] - grads[1]).norm() / grads[1].norm()) < 1e-4
     assert all(p.grad is None for p in other.parameters())
     assert float(out.kl[ways].detach()[~batch.actions].abs().sum()) == 0

@@ -47,9 +47,8 @@ def test_only_the_mlp_learns_and_the_reward_rises():
         if step == 0:
             assert all(not torch.equal(a, b) for a, b in zip(before, adapted.mlp.parameters(), strict=True))
     assert all(torch.equal(w, weights[name]) for name, w in base.state_dict().items())
-    assert {id(p) for p in learner.policy.trainable()} == {
-        id(p) for part in (adapted.mlp, learner.policy.value_head) for p in part.parameters()
-    }
+    parts = (adapted.mlp, learner.policy.value_head)
+    assert {id(p) for p in learner.policy.trainable()} == {id(p) for part in parts for p in part.parameters()}
     assert means[-1] > means[0] + 0.5
     # The reference is the frozen LM as it was, and a fresh Policy of the same weights is a fresh start.
     assert Policy(Adapted(lm("gpt2", len(PIECES), spread=0.1))).vocabulary == len(PIECES)

@@ -70,8 +70,7 @@ def check_ratio_and_kl(policy, frozen, replies, sampling, begun, *, same):
     assert float(((out.logprobs - batch.logprobs) * batch.actions).abs().max()) < 1e-4
     batch = score_batch(batch, policy, frozen.policy, sampling, KLOptions(kind="k1"))
     for row, reply in enumerate(replies):
-        turn = reply.turns[0]
-        mine, theirs = (whole(m, turn) for m in (policy.model, begun))
+        mine, theirs = (whole(m, reply.turns[0]) for m in (policy.model, begun))
         assert torch.allclose(batch.kl[row][batch.actions[row]].double(), mine - theirs, atol=1e-4)
     gap = (batch.logprobs - batch.raw_logprobs)[batch.actions]
     assert bool((gap > -1e-5).all()) and float(gap.max()) > 0.1
