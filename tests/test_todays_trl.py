@@ -46,7 +46,7 @@ CASES = {
         | {"batch": 16, "update.minibatch": 8, "update.epochs": 2, "steps": 10, "samples": 4, "kl.loss_coef": 0.04}
         | {"update.per": "constant", "advantage.scale": False, "loss.clip_high": 0.28, "optimizer.warmup": 0.25}
         | {"optimizer.schedule": "cosine", "learner.on_length": "drop", "sampling.max_tokens": 512}
-        | {"model.precision": "bfloat16"},
+        | {"model.precision": "bfloat16", "checkpoint_every": 125},
     ),
     "rloo": (
         "RLOO",
@@ -112,7 +112,7 @@ def test_migrate_writes_every_default_that_is_not_ours():
     ("adam_beta1=0.8 use_cpu=True", "betas=(0.8, 0.999) device='cpu'"),
     ("reward_weights=[1, 2] shuffle_dataset=True use_vllm=False", ""),
     ("packing=True completion_only_loss=False", "packing='on' loss_on='all'"),
-    ("num_iterations=2 per_device_train_batch_size=4 max_steps=8", "epochs=2 steps=max(1, 8 // 2)"),
+    ("num_iterations=2 per_device_train_batch_size=4 max_steps=8", "epochs=2 steps=4"),
     ("loss_type='cispo' temperature=0.9", "high=0.2 temperature=0.9"),
     ("importance_sampling_level='sequence' epsilon=0.1", "clip=0.1 clip_high=0.1 loss_kind='k3'"),
     ("lr_scheduler_type='constant' warmup_steps=3 max_steps=9 target=None", "steps=9"),
