@@ -74,20 +74,18 @@ def heatmap(rows: list[dict[str, Any]]) -> str:
         [row, *_] = [row for row in rows if row["method"] == method] or [{"distribution": [], "seed": "none"}]
         wide, high = 290 / max(len(row["distribution"]), 1), 200 / BINS
         parts.append(f'<text x="{left}" y="18">{title}, seed {row["seed"]}: rewards of each step</text>')
+        parts.append('<g fill="#2563ab">')
         for i, step in enumerate(row["distribution"]):
             for j, share in enumerate(step):
                 x, y, shade = left + wide * i, 230 - high * (j + 1), min(1.0, share / 0.5) ** 0.5
-                parts.append(
-                    f'<rect x="{x:.1f}" y="{y:.0f}" width="{wide + 0.1:.1f}" height="{high + 0.1:.1f}" '
-                    f'fill="#2563ab" fill-opacity="{shade:.2f}"/>'
-                    if share
-                    else ""
-                )
+                box = f'<path d="M{x:.1f} {y:g}h{wide:.2f}v{high:g}h-{wide:.2f}" opacity="{shade:.2g}"/>'
+                parts += [box] if share else []
+        parts.append("</g>")
         for tick in (0, 0.5, 1):
             y = 234 - 200 * tick
             parts.append(f'<text x="{left - 6}" y="{y:.0f}" text-anchor="end" fill="#555">{tick:g}</text>')
         parts.append(f'<text x="{left + 290}" y="250" text-anchor="end" fill="#555">step</text>')
-    return "\n".join([*filter(None, parts), "</svg>"]) + "\n"
+    return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def write() -> None:
