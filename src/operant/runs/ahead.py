@@ -57,8 +57,7 @@ class KeptWeights:
     """Copies of the trained weights of a policy, by version: of as many versions in a row as there are copies."""
 
     def __init__(self, policy: Policy, count: int):
-        values = policy.value_head is not None
-        self.copies = [PolicyCopy(policy, ("every", 1), values=values) for _ in range(count)]
+        self.copies = [PolicyCopy(policy, ("every", 1), values=policy.value_head is not None) for _ in range(count)]
         self.versions = set[int]()
 
     def keep(self, policy: Policy, version: int) -> None:

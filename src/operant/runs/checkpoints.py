@@ -151,9 +151,8 @@ class Checkpoints:
         for kind in KINDS[self.options.checkpoint]:
             own = dict(extra)
             if kind == "light":  # beside the trained weights: counters, positions, hashes
-                large = {"policy", OPTIMIZER}
-                parts = {n: p for n, p in self.state.parts.items() if n not in large and not n.startswith("shadow/")}
-                own["small"] = {name: part.state_dict() for name, part in parts.items()}
+                small = [n for n in self.state.parts if n not in ("policy", OPTIMIZER) and not n.startswith("shadow/")]
+                own["small"] = {name: self.state.parts[name].state_dict() for name in small}
             lengths, retention = folder.lengths(), self._retention()
             self.state.save(folder.checkpoints, step, own, kind=kind, lengths=lengths, retention=retention)
         self._next = time.monotonic() + self._wait

@@ -498,10 +498,8 @@ def load_recipe(name: str) -> dict[str, object]:
 def as_mapping(config: Config) -> dict[str, object]:
     """The whole configuration as plain data, for config.yaml; a Python object becomes its description."""
     own = {"": config.train, "data": config.data, "evaluation": config.evaluation, "isolation": config.isolation}
-    groups: dict[str, Any] = {
-        group: {name: describe(value) for name, value in options.values(made).items()}
-        for group, made in {**own, **config.learner}.items()
-    }
+    every = {group: options.values(made) for group, made in {**own, **config.learner}.items()}
+    groups: dict[str, Any] = {group: {name: describe(x) for name, x in of.items()} for group, of in every.items()}
     # By full name: an option of a part may itself be called `name`.
     parts = {f"{kind}.{name}": describe(value) for kind, part in config.parts.items() for name, value in part.items()}
     whole = groups.pop("") | parts | groups

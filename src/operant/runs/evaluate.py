@@ -262,14 +262,13 @@ class Evaluator:
 
     def _divergence(self, played: list[Rollout]) -> float | None:
         """KL to the reference. It is a mean over drawn replies, so there is none of those that were searched for."""
-        reference, policy = self.learner.reference, self.learner.policy
+        reference, policy, rescore = self.learner.reference, self.learner.policy, self.learner.rescores
         if reference is None or self.engine is not None:
             return None
         if reference.is_copy_of(policy):
             return 0.0 if played else None
         with reference.present():
-            how = {"rescore": self.learner.rescores}
-            return divergence(played, policy, reference.policy, self.sampling, **how) if played else None
+            return divergence(played, policy, reference.policy, self.sampling, rescore=rescore) if played else None
 
     def judged_labels(self) -> dict[str, Any] | None:
         """How a policy that reads replies judges the held-out labels; None of any other policy."""

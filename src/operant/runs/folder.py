@@ -214,12 +214,8 @@ class RunFolder:
 
 def run_folders(*places: str | Path) -> list[Path]:
     """The run folders among `places` and up to two levels below them, as those of a sweep, newest first."""
-    found = {
-        path.parent
-        for place in map(Path, places)
-        for pattern in ("config.yaml", "*/config.yaml", "*/*/config.yaml")
-        for path in place.glob(pattern)
-    }
+    patterns = ("config.yaml", "*/config.yaml", "*/*/config.yaml")
+    found = {path.parent for place in places for pattern in patterns for path in Path(place).glob(pattern)}
     return sorted(found, key=changed, reverse=True)
 
 

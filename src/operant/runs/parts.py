@@ -185,8 +185,7 @@ class PeriodicEvaluation:
         """Evaluate held-out tasks and probe prompts if they are due after this step, and return their metrics."""
         options, metrics, last = self.options, {}, step >= self.options.steps
         if options.evaluate_every and (last or step % options.evaluate_every == 0):
-            evaluation = self.evaluate()
-            metrics |= evaluation.metrics() if evaluation is not None else {}
+            metrics |= evaluation.metrics() if (evaluation := self.evaluate()) is not None else {}
             metrics |= self.before.as_before() if self.before is not None else {}
         if last or step % options.probe_every == 0:
             metrics |= self.probe(step)
@@ -220,8 +219,7 @@ class PeriodicEvaluation:
 
     def probe(self, step: int) -> dict[str, float]:
         """Answer the probe prompts, write the answers and return their metrics. An error of the reward is logged."""
-        probes = self.parts.probes
-        if probes is None:
+        if (probes := self.parts.probes) is None:
             return {}
         try:
             with self.isolated_state():

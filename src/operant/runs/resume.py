@@ -9,9 +9,8 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from operant.options import defaults, flat, is_none, kinds, resolve, with_short_names
 from operant.runs import named_parts
@@ -41,8 +40,7 @@ _STATE = "the optimizer's state has that format; --fresh-optimizer starts with a
 FIXED_OPTIMIZER = dict.fromkeys(("optimizer.kind", "optimizer.states", "optimizer.momentum"), _STATE)
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """An option that a resume changes."""
 
     name: str
@@ -204,7 +202,7 @@ def go_on(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer
             with atomic_io.explained(folder.path):
                 atomic_io.remove(folder.path / "evaluation.json")
         if changed:
-            folder.change_config(as_mapping(run.config), [{"step": step, **asdict(change)} for change in changed])
+            folder.change_config(as_mapping(run.config), [{"step": step, **change._asdict()} for change in changed])
             listed = "; ".join(f"{change.name} is {change.new!r}, was {change.old!r}" for change in changed)
             folder.log_message(f"changed from step {step + 1} on: {listed}")
         fresh = f", of {path.name}, with a fresh optimizer" if path is not None and fresh_optimizer else ""

@@ -46,8 +46,7 @@ def runs(
 
     resume: continue the run in `out`. fresh_optimizer: with `resume`, load only the weights of the newest checkpoint,
     which may be a light one, and start with a new optimizer. optimizer, lr_scheduler: as in `Learner`; pass them again
-    to resume. show: trackers in addition to the option `trackers`.
-    observers: called at the start, after every step and at the end.
+    to resume. show: further trackers. observers: called at the start, after every step and at the end.
     """
     out = Path(out or f"runs/{Path(recipe or 'run').stem}")
     if fresh_optimizer and not resume:
