@@ -94,15 +94,14 @@ def runs(
     """
     if not isinstance(observers, Sequence) or not all(isinstance(observer, Observer) for observer in observers):
         raise OperantError(f"observers={observers!r}: give a list of objects of a subclass of operant.Observer")
-    shown, run = None if quiet else display(), None
-    own = () if shown is None else (shown,)
-    usual = (PromptsObserver(), DiagnosisObserver(), ReportObserver(), *own)
-    made = trainer.runs(out, show=[*own, *show], observers=(*usual, *observers), **options)
+    shown, run = [] if quiet else [display()], None
+    usual = (PromptsObserver(), DiagnosisObserver(), ReportObserver(), *shown)
+    made = trainer.runs(out, show=[*shown, *show], observers=(*usual, *observers), **options)
     with suppress(GeneratorExit), closing(made) as going:
         for run in going:
             yield run
-    if shown is not None and run is not None and run.first:
-        shown.end(run)
+    if shown and run is not None and run.first:
+        shown[0].end(run)
 
 
 def _arguments(args: object, options: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
