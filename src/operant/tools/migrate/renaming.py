@@ -363,9 +363,7 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
             found.put("update.minibatch", code)
         case "epochs" if system == "trlx":
             found.say(name, code, "passes over the tasks there; steps says how long a run is")
-        case _ if value is False and not any(ours(name)) and name not in TRUE_THERE:
-            return
-        case _:
+        case _ if value is not False or any(ours(name)) or name in TRUE_THERE:
             _by_table(found, name, code, system)
 
 

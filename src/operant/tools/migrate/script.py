@@ -266,9 +266,8 @@ class _Script(TrlxCalls):
         if not isinstance(made, self.cst.Call) or not self.code(made.func).endswith("LoraConfig"):
             self.above(call, "peft_config: lora.rank, and the other options lora.* (docs/adapters.md)")
             return
-        if any(
-            self.code(a.targets[0].target) == self.code(given) and self.code(a.value) == "None" for a in self.assigns
-        ):
+        assigned = ((self.code(a.targets[0].target), self.code(a.value)) for a in self.assigns)
+        if (self.code(given), "None") in assigned:
             self.above(call, "lora.*: None under some condition there; leave these options out then")
         arguments, _ = self.arguments(made, "r")
         options["lora.rank"] = self.code(arguments.pop("r")) if "r" in arguments else "8"

@@ -84,8 +84,7 @@ class TrlxCalls(ScriptTree):
             if "prompts" not in code:
                 self.above(call, "TASKS: a list of prompts; trlX began each reply at the start token")
             written.append(f"tasks={code.pop('prompts', 'TASKS')}")
-            written.append(f"reward={self._reward_of_samples(arguments['reward_fn'])}")
-            written.append('algorithm="ppo"')
+            written += [f"reward={self._reward_of_samples(arguments['reward_fn'])}", 'algorithm="ppo"']
             code.pop("reward_fn")
         else:
             labelled = "rewards" in code or "dataset" in code
