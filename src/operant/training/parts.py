@@ -111,10 +111,8 @@ class LearnerParts:
         name: Any = algorithm or find_preset(preset).get("algorithm", DEFAULT)
         self.algorithm = find(name)
         if composed is not None and (beside := ([] if preset is None else ["preset"]) + sorted(options)):
-            raise OperantError(
-                f"{', '.join(beside)} beside composed=, which has every option already: give these to "
-                "runs.config.configure, or leave composed out"
-            )
+            how = "give these to runs.config.configure, or leave composed out"
+            raise OperantError(f"{', '.join(beside)} beside composed=, which has every option already: {how}")
         if composed is None:
             optimizer, by_name = with_kind(optimizer, cast(Mapping[str, Any], options))
             without_kl = dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0) if reference is None else {}
