@@ -15,9 +15,11 @@ from benchmarks.work import SHAPES, WORKS
 
 from operant.models.logprobs import BUDGET
 from operant.models.twins import MOST
+from operant.tools.diagnosis.intervals import t_quantile
 
 RESULTS = Path(__file__).parent / "../benchmarks/results"
 NOTHING = "Not measured yet.\n"
+SEEDS = "One or two seeds are listed, equal numbers once; three and more have their mean and its 95 % interval"
 
 
 def peers() -> str:
@@ -171,22 +173,24 @@ def preference_frontier() -> str:
         "| labels | method | true preference at the end | KL, nats | best on the way, at KL | score of the model |\n"
     )
     table += "|---" * 6 + "|\n"
-    for labels in sorted({row["labels"] for row in results["rows"]}):
+    for labels in (by_labels := sorted({row["labels"] for row in results["rows"]})):
         rows = [row for row in results["rows"] if row["labels"] == labels]
         for method in rows[0]["points"]:
             last = [row["points"][method][-1] for row in rows]
             best = [max(row["points"][method], key=lambda point: point["true"]) for row in rows]
             ends = ", ".join(f"{point['true']:.2f} ± {1.96 * point['error']:.2f}" for point in last)
-            far = ", ".join(f"{point['kl']:.1f}" for point in last)
-            ways = ", ".join(f"{point['true']:.2f} at {point['kl']:.1f}" for point in best)
-            proxies = ", ".join(f"{point['proxy']:.2f}" for point in last)
+            ends = ends if len(last) < 3 else _each(last, "true", digits=2)
+            ways = f"{_each(best, 'true', digits=2)} at {_each(best, 'kl')}"
+            cells = [ends, _each(last, "kl"), ways, _each(last, "proxy", digits=2)]
             name = "best of 32" if method == "best of n" else method
-            table += f"| {labels:,} | {name} | {ends} | {far} | {ways} | {proxies} |\n"
-    right = ", ".join(f"{row['reward_model']['preference/best']:.0%} with {row['labels']:,}" for row in results["rows"])
+            table += f"| {labels:,} | {name} | {' | '.join(cells)} |\n"
+    known = [(row["labels"], row["reward_model"]) for row in results["rows"]]
+    of_labels = {labels: [model for n, model in known if n == labels] for labels in by_labels}
+    right = ", ".join(f"{_each(of, 'preference/best', 100, 0)} % with {n:,}" for n, of in of_labels.items())
     return (
         f"{table}\n![True preference against KL](figures/preference-frontier.svg)\n\n"
-        f"The start has {results['rows'][0]['points']['best of n'][0]['true']:.2f}. Seeds are separated by commas; "
-        f"95 % intervals. Held-out picks that the reward model finds (chance 25 %): {right} labels, "
+        f"The start has {results['rows'][0]['points']['best of n'][0]['true']:.2f}. {SEEDS}; the interval of one "
+        f"seed is that over the openings. Held-out picks that the reward model finds (chance 25 %): {right} labels, "
         "where with 1,000 and more their openings are among those that are trained on. "
         f"Made by `{results['command']}`.\n"
     )
@@ -209,10 +213,7 @@ def process_rewards() -> str:
         cells = " | ".join(_percents([row[key][of] for row in rows]) for of in ("best", "knows"))
         table += f"| {name} | {cells} |\n"
     table += f"| none | {_percents([row['chance'] for row in rows])} | |\n"
-    return (
-        f"{table}\nSeeds are separated by commas; {rows[0]['solutions']:,} labelled solutions. "
-        f"Made by `{results['command']}`.\n"
-    )
+    return f"{table}\n{SEEDS}; {rows[0]['solutions']:,} labelled solutions. Made by `{results['command']}`.\n"
 
 
 def reward_models() -> str:
@@ -227,7 +228,7 @@ def reward_models() -> str:
         cells = [_percents([row[kind] for row in rows]) for kind in ("length", "words")] + [_percents(models)]
         sizes = f"{round(fmean(row['train'] for row in rows)):,}, {round(fmean(row['test'] for row in rows)):,}"
         table += f"| {name} | {sizes} | {' | '.join(cells)} |\n"
-    return f"{table}\nFolds are separated by commas. Made by `{results['command']}`.\n"
+    return f"{table}\nFolds are listed, equal numbers once. Made by `{results['command']}`.\n"
 
 
 def room_variants() -> str:
@@ -496,9 +497,7 @@ def policy_gradients() -> str:
         return worse or row["perplexity"] > 3 * start["perplexity"] or row["distinct"] < start["distinct"] / 2
 
     def cell(some: list[dict[str, Any]], name: str, digits: int) -> str:
-        numbers = [row[name] for row in some]
-        spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
-        return f"{statistics.mean(numbers):.{digits}f}{spread}"
+        return _mean([row[name] for row in some], digits)
 
     table = "| method | rewards | seeds | reward | perplexity | distinct-2 | KL a reply | seconds |\n"
     table += "|---|---|---|---|---|---|---|---|\n"
@@ -517,7 +516,7 @@ def policy_gradients() -> str:
             lowest, ended = min(row["reward"] for row in some), sum(map(collapsed, some))
             cells = [cell(some, "reward", 3), f"{lowest:.3f}", cell(some, "perplexity", 0), f"{ended} of {len(some)}"]
             second += f"| `{method}` | {value:g} | {len(some)} | {' | '.join(cells)} |\n"
-    note = "Mean ± deviation over seeds, 256 held-out openings; the standard error of a single reward is "
+    note = "Means over the seeds with 95 % intervals, 256 held-out openings; the standard error of a single reward is "
     note += f"{start['error']:.3f}. Seconds are of processor time, one thread."
     note += "\n\n![Reward of five methods over steps, and against perplexity](figures/policy-gradients.svg)"
     steps = [
@@ -555,12 +554,12 @@ def extract() -> str:
         if "after" not in some[0]:
             table += f"| {EXTRACT[name]} | {some[0]['rouge1']:.3f} | | | |\n"
             continue
-        cells = [", ".join(f"{row[when]['rouge1']:.3f}" for row in some) for when in ("before", "after")]
-        cells += [str(len(some[0]["curve"])), ", ".join(f"{row['seconds']:.0f}" for row in some)]
+        cells = [_each([row[when] for row in some], "rouge1", digits=3) for when in ("before", "after")]
+        cells += [str(len(some[0]["curve"])), _each(some, "seconds", digits=0)]
         table += f"| {EXTRACT[name]} | {' | '.join(cells)} |\n"
     note = f"{rows[0].get('papers', 0) or rows[0]['after']['papers']} held-out papers; the standard error of a mean is "
     error = max(row["error"] if "error" in row else row["after"]["error"] for row in rows)
-    return f"{table}\n{note}{error:.3f}; seeds are separated by commas. Made by `{results['command']}`.\n"
+    return f"{table}\n{note}{error:.3f}. {SEEDS}. Made by `{results['command']}`.\n"
 
 
 def sizes() -> str:
@@ -780,7 +779,7 @@ def rooms() -> str:
         table += f"| {title} | {_percents(of['won'])} | {_percents(greedy) if greedy else '-'} | {turns} | "
         table += f"{_percents(of['valid'])} | {minutes:.1f} |\n" if minutes else f"{_percents(of['valid'])} | - |\n"
     made = f"Made by `{results['command']}`, one thread a run; processor time."
-    return f"{table}\nOne seed, or several separated by commas. {made}\n"
+    return f"{table}\n{SEEDS}. {made}\n"
 
 
 TRANSLATION = {
@@ -816,7 +815,7 @@ def translation() -> str:
         table += f"| {TRANSLATION[name]} | {' | '.join(cells)} |\n"
     error = max(row["evaluation"][how]["error"] for row in of_test for how in ("sampled", "greedy"))
     return (
-        f"{table}\nSeeds are separated by commas; the standard error of a mean chrF over the sentences is at most "
+        f"{table}\n{SEEDS}; the standard error of a mean chrF over the sentences is at most "
         f"{100 * error:.1f}. {results['minutes']:g} minutes of processor time each, on one thread. Made by "
         f"`{results['command']}`.\n"
     )
@@ -842,23 +841,33 @@ def commongen() -> str:
         table += f"| {COMMONGEN[name]} | {' | '.join(cells)} |\n"
     replies = results["rows"][0]["evaluation"]["greedy"]["replies"]
     return (
-        f"{table}\nPercent of the words, and of the replies that copy their prompt; {replies} held-out tasks; seeds are"
-        f" separated by commas. {results['minutes']:g} minutes of processor time each, on one thread. Made by "
+        f"{table}\nPercent of the words, and of the replies that copy their prompt; {replies} held-out tasks. "
+        f"{SEEDS}. {results['minutes']:g} minutes of processor time each, on one thread. Made by "
         f"`{results['command']}`.\n"
     )
 
 
 def seed_demo() -> str:
-    """A sentence on the demo at its published size."""
+    """The demo at its published size: each run, the means over the seeds, and the figures."""
     results: Any = _read("seed-demo.json")
     if not results:
         return NOTHING
-    [row] = results["rows"]
-    batch = row["replies"] / row["steps"]
+    table = "| run | before | after | KL a reply | minutes |\n|---|---|---|---|---|\n"
+    for method, name in (("ppo", "PPO"), ("shuffled", "shuffled rewards")):
+        rows = [row for row in results["rows"] if row["method"] == method]
+        keys = (("before", 3, 1), ("after", 3, 1), ("kl_after", 1, 1), ("seconds", 1, 60))
+        for row in rows:
+            cells = [f"{row[key] / unit:.{digits}f}" for key, digits, unit in keys]
+            table += f"| {name}, seed {row['seed']} | {' | '.join(cells)} |\n"
+        cells = [_mean([row[key] / unit for row in rows], digits) for key, digits, unit in keys]
+        table += f"| {name}, mean of {len(rows)} | {' | '.join(cells)} |\n" if len(rows) > 1 else ""
+    first = results["rows"][0]
     return (
-        f"{row['steps']} steps of {batch:.0f} replies to the first 2 to 8 tokens of real reviews: "
-        f"the mean probability over {row['openings']} held-out openings rises from {row['before']:.3f} to "
-        f"{row['after']:.3f}, at {row['kl']:.1f} nats of KL a reply (`{results['command']}`).\n"
+        f"{first['steps']} steps of {first['replies'] / first['steps']:.0f} replies to the first 2 to 8 tokens of real "
+        f"reviews: mean probability over {first['openings']} held-out openings, means with 95 % intervals over seeds, "
+        f"minutes of one processor. Made by `{results['command']}`.\n\n{table}\n"
+        "![Reward and KL over 100 steps of 256 replies, one line a seed](../figures/seed-demo.svg)\n\n"
+        "![How many replies of each step have which reward](../figures/seed-demo-rewards.svg)\n"
     )
 
 
@@ -897,16 +906,16 @@ def programs() -> str:
         shares = [one["outcomes"] for one in found]
         failed = [of.get("failed test", 0.0) for of in shares]
         errors = [of.get("compile error", 0.0) + of.get("runtime error", 0.0) for of in shares]
-        cells = [str(len(own)), _each(found, "pass@1", digits=3), ", ".join(f"{gain:+.3f}" for gain in gains)]
+        cells = [str(len(own)), _each(found, "pass@1", digits=3), _seeds(gains, 3, "+")]
         cells += [_each(found, "pass@4", digits=3)]
         cells += [_each([row["evaluation"]["greedy"] for row in own.values()], "pass@1", digits=3)]
-        cells += [", ".join(f"{x:.2f}" for x in some) for some in (failed, errors)] + [_each(found, "tokens", digits=0)]
-        cells += [", ".join(f"{64 * row['steps']:,}" for row in own.values()) if trained else ""]
+        cells += [_seeds(some, 2) for some in (failed, errors)] + [_each(found, "tokens", digits=0)]
+        cells += [_each(list(own.values()), "steps", 64, 0) if trained else ""]
         table += f"| {PROGRAMS[name]} | {' | '.join(cells)} |\n"
     text = (
         f"{table}\n400 held-out problems, four samples of each; the standard error of a pass@1 over the problems is at "
-        f"most 0.024. {results['minutes']:g} minutes of processor time each, the programs' own included. Made by "
-        f"`{results['command']}`.\n"
+        f"most 0.024. {SEEDS}. {results['minutes']:g} minutes of processor time each, the programs' own included. "
+        f"Made by `{results['command']}`.\n"
     )
     if ("critic", 0) not in rows:
         return text
@@ -963,12 +972,12 @@ def test_time() -> str:
     ):
         own = {seed: row for (name, seed), row in rows.items() if name == way}
         gains = [fmean(row["right"]) - fmean(rows["sampled", seed]["right"]) for seed, row in own.items()]
-        cells = [str(len(own)), ", ".join(f"{fmean(row['right']):.3f}" for row in own.values())]
-        cells += ["" if way == "sampled" else ", ".join(f"{gain:+.3f}" for gain in gains)]
+        cells = [str(len(own)), _seeds([fmean(row["right"]) for row in own.values()], 3)]
+        cells += ["" if way == "sampled" else _seeds(gains, 3, "+")]
         cells += [_each(list(own.values()), "any", digits=3), _each(list(own.values()), "programs")]
         table += f"| {'8 more samples' if way == 'sampled' else way} | {' | '.join(cells)} |\n"
-    about = f"200 held-out problems; the standard error of a share is at most 0.035. Made by `{results['command']}`."
-    return f"{table}\n{about}\n"
+    about = f"200 held-out problems; the standard error of a share is at most 0.035. {SEEDS}."
+    return f"{table}\n{about} Made by `{results['command']}`.\n"
 
 
 TEST_TIME = [
@@ -1017,7 +1026,7 @@ def prompts() -> str:
             cells = [str(len(own)), f"{own[0]['calls']:,}", _each(own, "train", digits=3), _each(own, "test", digits=3)]
             text = own[0]["prompt"].replace("|", r"\|").replace("`", "'") if len(own[0]["prompt"]) < 80 else "(long)"
             table += f"| {title} | {' | '.join(cells)} | {f'`{text}`' if text.strip() else ''} |\n"
-    return f"{table}\nThe standard error of an accuracy is at most 0.018. Made by `{results['command']}`.\n"
+    return f"{table}\n{SEEDS}. The standard error of an accuracy is at most 0.018. Made by `{results['command']}`.\n"
 
 
 FEW_SHOT = {
@@ -1043,25 +1052,25 @@ def few_shot() -> str:
         for way in (name, f"{name}+mean"):
             own = [row for row in results["rows"] if row["name"] == way]
             if own:
-                cells = [_mean_of([row["test"] for row in own if row["set"] == of]) for of in sets]
+                found = [[row["test"] for row in own if row["set"] == of] for of in sets]
+                cells = [f"{_mean(numbers)} ({len(numbers)})" if numbers else "" for numbers in found]
                 calls = f"{max(row['calls'] for row in own):,}" if name != "head" else ""
                 table += f"| {title} | {'mean' if way != name else ''} | {calls} | {' | '.join(cells)} |\n"
     model, rows = results["model"], results["rows"]
     return (
-        f"{table}\nMean and deviation over the seeds (their number) of the accuracy on {rows[0]['held_out']} held-out "
-        f"texts. The task model has {model['parameters'] / 1e6:.1f}M parameters ({model['bytes'] / 1e6:.0f} MB), and "
-        f"was trained for {model['seconds'] / 60:.0f} minutes of processor time on {model['tokens'] / 1e6:.1f}M "
-        f"tokens; it finds {100 * model['test_accuracy']:.0f} % of the masked tokens of test reviews. Made by "
-        f"`{results['command']}`.\n"
+        f"{table}\nMeans over the seeds (their number), with 95 % intervals, of the accuracy on {rows[0]['held_out']} "
+        f"held-out texts. The task model has {model['parameters'] / 1e6:.1f}M parameters "
+        f"({model['bytes'] / 1e6:.0f} MB), and was trained for {model['seconds'] / 60:.0f} minutes of processor time "
+        f"on {model['tokens'] / 1e6:.1f}M tokens; it finds {100 * model['test_accuracy']:.0f} % of the masked tokens "
+        f"of test reviews. Made by `{results['command']}`.\n"
     )
 
 
-def _mean_of(numbers: list[float], digits: int = 3) -> str:
-    """Mean, deviation and count: `0.512 ± 0.010 (5)`."""
-    if not numbers:
-        return ""
-    spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
-    return f"{fmean(numbers):.{digits}f}{spread} ({len(numbers)})"
+def _mean(numbers: list[float], digits: int = 3, sign: str = "") -> str:
+    """`0.512 ± 0.010`, the half of the 95 % interval of Student's t; one number has none."""
+    count = len(numbers)
+    half = t_quantile(count - 1) * statistics.stdev(numbers) / math.sqrt(count) if count > 1 else None
+    return f"{fmean(numbers):{sign}.{digits}f}" + (f" ± {half:.{digits}f}" if half is not None else "")
 
 
 STYLE = {
@@ -1117,17 +1126,23 @@ def dialog() -> str:
     return (
         f"The classifier finds the topic of {100 * known['accuracy']:.0f} % of {known['utterances']:,} held-out "
         f"utterances (the most frequent is {100 * known['majority']:.0f} %).\n\n{table}\n"
-        f"Made by `{results['command']}`.\n"
+        f"{SEEDS}. Made by `{results['command']}`.\n"
     )
 
 
 def _each(rows: list[dict[str, float]], key: str, times: float = 1, digits: int = 1) -> str:
-    """A number of each seed."""
-    return ", ".join(f"{round(times * row[key], digits) + 0:.{digits}f}" for row in rows)
+    """A number of the rows, as `_seeds` writes it."""
+    return _seeds([times * row[key] for row in rows], digits)
 
 
 def _percents(shares: list[float]) -> str:
-    return ", ".join(f"{100 * share:.0f}" for share in shares) + " %"
+    return _seeds([100 * share for share in shares], 0) + " %"
+
+
+def _seeds(numbers: list[float], digits: int, sign: str = "") -> str:
+    """What `SEEDS` says; equal numbers are written once."""
+    each = list(dict.fromkeys(f"{round(number, digits) + 0:{sign}.{digits}f}" for number in numbers))
+    return ", ".join(each) if len(each) < 2 or len(numbers) < 3 else _mean(numbers, digits, sign)
 
 
 def first_example() -> str:

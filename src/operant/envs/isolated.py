@@ -143,7 +143,7 @@ class IsolatedEnv:
         self.check()  # what `measure` raises is said before training
 
     def on_leave(self, slots: Sequence[int]) -> None:
-        """Tell the worlds which episodes go no further; a worker that has ended holds nothing any more."""
+        """Tell the worlds which episodes go no further. Raises: OperantError for what a world's `on_leave` raises."""
         leaving = {slot: None for slot in slots if slot in self._pool_of and self._known("on_leave")}
         for raised in [step.info["raised"] for step in self._ask("leave", leaving).values() if "raised" in step.info]:
             raise OperantError(f"world {self.__name__!r}: on_leave raised {raised}")

@@ -104,7 +104,7 @@ def flattened(options: Mapping[str, object]) -> dict[str, object]:
         return flat
     if twice := {option, f"env.{option}"} & flat.keys():
         raise OperantError(f"option {min(twice)} is given twice, in env={named} and beside it: remove one")
-    return flat | {"env": named.removesuffix(f":{game}"), f"env.{option}": game}
+    return {**flat, "env": named.removesuffix(f":{game}"), f"env.{option}": game}
 
 
 def options_of(options: Mapping[str, object], kind: str) -> list[str]:

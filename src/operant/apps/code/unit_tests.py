@@ -192,8 +192,8 @@ def ladder(outcomes: object) -> dict[str, float]:
     """The score of each outcome from a mapping, four numbers, or None: CodeRL's."""
     if outcomes is None:
         return CODERL
-    given = outcomes.split(",") if isinstance(outcomes, str) else outcomes
-    if listed := isinstance(given, (list, tuple)) and len(given) == len(OUTCOMES):
+    given, listed = outcomes.split(",") if isinstance(outcomes, str) else outcomes, not isinstance(outcomes, Mapping)
+    if isinstance(given, (list, tuple)) and len(given) == len(OUTCOMES):
         given = dict(zip(OUTCOMES, given, strict=True))
     try:
         if isinstance(given, Mapping) and set(given) <= set(OUTCOMES) and given:
