@@ -34,8 +34,6 @@ class SweepOptions:
     """Draw this many combinations instead of running all; an option may then be a range, 1e-5..1e-3."""
     sweep_seed: int = 0
     """Random seed of the draws."""
-    fresh_optimizer: bool = False
-    """Resume runs with a new optimizer state, which light checkpoints require."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -56,17 +54,17 @@ def sweep(run_options: Mapping[str, object], recipe: str | None = None, options:
     states = {point.name: progress(folder / point.name) for point in plan.points}
     unfinished = [point for point in plan.points if states[point.name] != "done"]
     unfinished = [*unfinished[:1], *unfinished[1:][-1:], *unfinished[1:-1]]
-    commands = []
+    commands, light = [], plan.fixed.get("checkpoint") == "light"  # which holds no optimizer
     for point in unfinished:
         place = folder / point.name
         words = [f"--{name}={text}" for name, text in {**plan.fixed, **point.values}.items()]
         words = [*([plan.recipe] if plan.recipe else []), *words, "--out", str(place)]
         if states[point.name] == "begun":
-            words = ["--resume", str(place), *(["--fresh-optimizer"] if options.fresh_optimizer else [])]
+            words = ["--resume", str(place), *(["--fresh-optimizer"] if light else [])]
         commands.append(RunCommand(point.name, place, words))
     printer = ProgressPrinter(len(plan.points), len(plan.points) - len(commands), {c.name for c in commands[:2]})
     count = Counter(states.values())
-    kinds = {"done": "done", "begun": "to resume", "missing": "to start"}
+    kinds = {"done": "done", "begun": "to resume" + " with a new optimizer" * light, "missing": "to start"}
     listed = ", ".join(f"{count[kind]} {what}" for kind, what in kinds.items() if count[kind])
     parallel = f", {options.at_once} in parallel" if options.at_once > 1 else ""
     known = f"{parallel}: {listed}; Ctrl-C stops after the current step of each and saves" if commands else ", all done"
@@ -76,8 +74,7 @@ def sweep(run_options: Mapping[str, object], recipe: str | None = None, options:
         path = write_comparison([folder], say=lambda text: print(f"\n{text}\n"))
         print(f"comparison: {path}", flush=True)
     if interrupted:
-        more = " with --fresh-optimizer" if plan.fixed.get("checkpoint") == "light" else ""
-        print(f"stopped with {printer.done} of {printer.total} runs done; the same command{more} resumes the sweep")
+        print(f"stopped with {printer.done} of {printer.total} runs done; the same command resumes the sweep")
         return 0
     failed = [name for name in ended if progress(folder / name) != "done"]
     if failed:
