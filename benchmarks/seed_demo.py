@@ -92,7 +92,7 @@ def write() -> None:
     """Write the results of all rows, and both figures."""
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RUNS.glob("*/row.json"))]
     result = {"command": "python -m benchmarks.seed_demo", "machine": about(), "rows": rows}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    RESULTS.write_text(json.dumps(result) + "\n", encoding="utf-8")  # thousands of numbers, of which none needs a line
     names = {"ppo": "seed", "shuffled": "control"}
     curves = [row | {"run": f"{names[row['method']]}-{row['seed']}"} for row in rows]
     drawn("seed-demo.svg").write_text(figure(curves) + "\n", encoding="utf-8")

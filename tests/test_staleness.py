@@ -164,6 +164,7 @@ def test_ages_are_counted_in_the_steps_of_this_learner():
         assert one.step(replies, by_length(replies))["rollout/staleness_max"] == 0
     with pytest.raises(OperantError, match=r"learner\.max_staleness"):
         learner.step(old, by_length(old))
+    assert Learner(first.policy, **LARGE, engine=first.engine).generate(QUERIES)[0].turns[0].version == 0
 
 
 def test_without_replies_of_a_sampler_there_are_no_weights():
