@@ -74,12 +74,10 @@ def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, t
         lost = [k for k, x in asked.items() if x not in (has[k], getattr(ValueOptions, k), usual.get(f"value.{k}"))]
         if named := " and ".join(f"value.{name}" for name in lost if name not in kept):
             warnings.warn(f"{named}: no effect, the policy has a critic of its own", stacklevel=2)
-    elif (
-        all_trained and isinstance(policy, torch.nn.Module) and not (isinstance(policy, PolicyBase) or adapted(policy))
-    ):
-        frozen = [p for p in policy.parameters() if not p.requires_grad]
-        why = f"{len(frozen)} tensors of the model are frozen (requires_grad=False), and stay so"
-        warnings.warn(why, stacklevel=2) if frozen else None
+    elif isinstance(policy, torch.nn.Module) and not (isinstance(policy, PolicyBase) or adapted(policy)):
+        frozen = sum(not p.requires_grad for p in policy.parameters()) if all_trained else 0
+        if frozen:
+            warnings.warn(f"{frozen} tensors of the model are frozen (requires_grad=False), and stay so", stacklevel=2)
     with torch.random.fork_rng(devices=[]):  # a new critic is drawn from torch's own random numbers
         torch.manual_seed(learner.seed)
         loaded = load_policy(
