@@ -68,8 +68,8 @@ def test_its_options_exist_and_it_trains_two_steps(kind, tmp_path, monkeypatch):
     keys = [k.value for d in ast.walk(tree) if isinstance(d, ast.Dict) for k in d.keys if isinstance(k, ast.Constant)]
     calls = [call for call in ast.walk(tree) if isinstance(call, ast.Call)]
     algorithm = next(ast.literal_eval(k.value) for call in calls for k in call.keywords if k.arg == "algorithm")
-    known = {*names(config_schema(algorithm)), "out", "policy.trunk", "prompt", "completion", "chosen", "rejected"}
-    assert set(keys) <= known
+    ours = {*names(config_schema(algorithm)), "out", "policy.trunk"}
+    assert set(keys) <= ours | {"prompt", "completion", "chosen", "rejected", "label"}
     monkeypatch.chdir(tmp_path)
     exec(compile(new, "script.py", "exec"), {"__name__": "__main__"})
     assert len(Path("run/metrics.jsonl").read_text().splitlines()) >= 2

@@ -14,7 +14,7 @@ from operant.options import TRLX, names, note, ours
 from operant.runs.config import config_schema
 from operant.types import OperantError
 
-ALGORITHMS = {"GRPO": "grpo", "RLOO": "rloo", "DPO": "dpo", "SFT": "sft", "Reward": "reward-model", "PPO": "ppo"}
+ALGORITHMS = {kind: kind.lower() for kind in ("GRPO", "RLOO", "DPO", "KTO", "SFT", "PPO")} | {"Reward": "reward-model"}
 """The method of each trainer of TRL, by what its name begins with."""
 
 
@@ -27,7 +27,7 @@ DEFAULTS: Mapping[str, Mapping[str, str]] = {
     "grpo": _linear("1e-6", num_generations="8", max_completion_length="512", beta="0.0", loss_type='"dapo"')
     | {"scale_rewards": '"group"'},
     "rloo": _linear("1e-6", num_generations="2", max_completion_length="512", beta="0.05"),
-    "dpo": _linear("1e-6", beta="0.1", max_length="1024"),
+    **dict.fromkeys(("dpo", "kto"), _linear("1e-6", beta="0.1", max_length="1024")),
     "sft": _linear("2e-5", max_length="1024"),
     "reward-model": _linear("1e-4", max_length="1024"),
     "ppo": _linear("3e-6", response_length="53", temperature="0.7", kl_coef="0.05"),
@@ -67,6 +67,7 @@ LOSSES: Mapping[str, Mapping[str, tuple[str, str] | None]] = {
         "robust": ("loss.kind", '"robust"'),
         "ipo": ("loss.kind", '"ipo-mean"'),
     },
+    "kto": {"kto": None},
     "sft": {"nll": None},
 }
 """What each `loss_type` is; None: the default here, too."""
@@ -373,7 +374,8 @@ def _by_table(found: Renamed, name: str, code: str, system: str) -> None:
     said = TRLX[name].note.replace("`", "") if system == "trlx" and name in TRLX else note(name)
     if len(listed) == 1 and listed[0]:
         found.put(listed[0], code)
-        if said and not said.startswith("none"):  # how "none" is written says nothing of a value
+        # How "none" is written says nothing of a value, and whose option it is is known.
+        if said and not said.startswith("none") and said != f"of {found.algorithm}":
             found.say(name, code, f"{listed[0]}: {said}")
     elif listed:
         every = f"here it is {' or '.join(listed)}" if listed[0] else ""

@@ -22,10 +22,12 @@ NAME = re.compile(r"(name|path|name_or_path|model_id|checkpoint|\.model)$", re.I
 MOVED = {f"{kind}{end}": kind for kind in ALGORITHMS for end in ("Config", "Trainer")}
 """TRL's classes that are moved, and what their names begin with."""
 COMPARED = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class")
+LABELLED = ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class")
 ORDER = {
     "grpo": COMPARED,
     "rloo": COMPARED,
-    "dpo": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class"),
+    "dpo": LABELLED,
+    "kto": LABELLED,
     "ppo": ("args", "processing_class", "model", "ref_model", "reward_model", "train_dataset", "value_model"),
     "sft": ("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class"),
 }
