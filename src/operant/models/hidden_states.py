@@ -94,6 +94,9 @@ class HiddenStates(nn.Module):
             names = ([f"max_{side}_position_embeddings"] if side else []) + ["max_position_embeddings"]
             limit = next((limit for name in names if (limit := getattr(config, name, None))), None)
             self.positions[side] = int(limit) if limit and limit > 0 else None
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":  # beyond these, one long row changes the angles of all rows of its call
+            self.positions[None] = int(rope["original_max_position_embeddings"])
         self.packing = Packing(model)
         part = adapters.find(model, adapters.TrainedPart)
         self.virtual = list(part.ids) if part is not None else []

@@ -236,7 +236,7 @@ function draw() {
   const held = document.activeElement && document.activeElement.closest(".card");
   arrange($("ranked"), draft.ranking.map(of));
   arrange($("replies"), left.map(of));
-  if (held && held.isConnected && !held.contains(document.activeElement)) held.focus({ preventScroll: true });
+  if (held && held.isConnected && !held.contains(document.activeElement)) look();
   $("divider").hidden = !ranking || !left.length;
   $("divider").textContent = draft.ranking.length ? `Not ranked yet: ${left.length}` : "The replies, in random order:";
   for (const id of ["skip", "all-bad", "remark"]) $(id).disabled = false;
