@@ -10,7 +10,7 @@ from operant.types import Batch, Rollout, Total, totals
 
 Row = dict[str, Any]
 """By the names of `registry.COLUMNS`."""
-_PER_TOKEN = ("ref_logprobs", "kl", "values", "advantages", "returns")
+_PER_TOKEN = ("raw_logprobs", "ref_logprobs", "kl", "values", "advantages", "returns")
 
 
 def as_rows(
@@ -87,7 +87,8 @@ def as_rows(
 
 def _per_token(batch: Batch, episode: int | None, turn: int) -> Row:
     """Return the batch's values for the tokens of one turn, None for an episode that is not in the batch."""
-    known = [name for name in _PER_TOKEN if getattr(batch, name) is not None]
+    names = _PER_TOKEN if batch.allowed is not None else _PER_TOKEN[1:]  # else the first are the sampled ones
+    known = [name for name in names if getattr(batch, name) is not None]
     if episode is None:
         return dict.fromkeys(known)
     of_episode = (batch.episodes == episode).nonzero().flatten()

@@ -258,7 +258,7 @@ class Evaluator:
             tasks = [self.demonstrations.opening(task) for task in tasks] if generates else []
         sampled = [task for task in tasks for _ in range(self.options.samples)]
         play = partial(learner.play, sampled, sampling=self.sampling, stream="evaluate", engine=self.engine)
-        return [rollout for seed in seeds for rollout in play(seed=seed)]
+        return [rollout for seed in seeds for rollout in distributed.together(partial(play, seed=seed))]
 
     def _divergence(self, played: list[Rollout]) -> float | None:
         """KL to the reference. It is a mean over drawn replies, so there is none of those that were searched for."""

@@ -204,6 +204,7 @@ class Run:
                 # Ranks that write together would wait for each other, unless all of them raise this error.
                 if vars(error).get("agreed") or self.state.ranks is None:
                     self.checkpoints.save_before_error()
+            self.observe(lambda observer: observer.at_end(self))
             if notes and str(error).startswith("no reply is left"):
                 raise OperantError(f"no reply is left to train on: {notes[-1]}") from error
             raise

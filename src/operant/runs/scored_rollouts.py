@@ -25,7 +25,7 @@ from operant.sampling import Sampling, token_pieces
 from operant.tally import Tally
 from operant.training.learner import Learner
 from operant.training.select import unequal
-from operant.types import EngineParts, RewardFn, Rollout, Task, Tokenizer, totals
+from operant.types import Engine, EngineParts, RewardFn, Rollout, Task, Tokenizer, totals
 
 Played = tuple[list[Rollout], list[Rollout]]
 """Rollouts of some tasks, and the greedy replies that their reward compares them with."""
@@ -55,8 +55,13 @@ class Scorer:
         return as_seen(rollouts, self.score, tokenizer, sampling)
 
     def judge(self, seen: list[Rollout], *, pays: bool = False) -> Judged:
-        """What the reward says of rollouts, on all ranks. pays: the world does, too. Raises: OperantError of it."""
-        return distributed.together(lambda: rewards.judge(self.reward, seen, pays=pays))
+        """What the reward says of rollouts that all ranks have: the first one asks, so that all go on by the same scores.
+
+        pays: the world does, too. Raises: OperantError of the reward.
+        """
+        asks = distributed.rank() == 0
+        judged = distributed.together(lambda: rewards.judge(self.reward, seen, pays=pays) if asks else None)
+        return distributed.gathered(judged)[0]
 
     def close(self) -> None:
         """End the processes of the reward."""
@@ -80,7 +85,7 @@ class Probes:
 
     def ask(self) -> tuple[list[Row], dict[str, float]]:
         """The answers of the current policy, and their metrics."""
-        self._answers, kl = rows, _ = self._judged(self.learner.play(self.tasks, stream="probe"))
+        self._answers, kl = rows, _ = self._judged()
         tally, scores = Tally(), _scores(rows)
         tally.mean("probe/reward", scores)
         tally.add("probe/count", len(scores), 0.0)
@@ -95,20 +100,22 @@ class Probes:
             return None
         if rows is None or EngineParts.of(learner.engine).own_weights or not reference.is_copy_of(learner.policy):
             with learner.engine_of(reference.policy) as engine:
-                rows, _ = self._judged(learner.play(self.tasks, stream="probe", engine=engine))
+                rows, _ = self._judged(engine=engine)
         tally = Tally()
         tally.mean("probe/reference_reward", _scores(rows))
         return rows, tally.result()
 
     def query_share(self) -> dict[str, float]:
         """The share of the score's variance that the prompt explains, from two answers to each prompt."""
-        rows, _ = self._judged(self.learner.play([task for task in self.tasks for _ in range(2)], stream="probe"))
+        rows, _ = self._judged(samples=2)
         share = collect.query_share(_scores(rows), [row["group"] for row in rows if row["reward"] is not None])
         return {} if share is None else {"probe/query_share": share}
 
-    def _judged(self, rollouts: list[Rollout]) -> tuple[list[Row], float | None]:
-        """The rollouts as rows, and `kl/per_reply` of those that a step would train on."""
+    def _judged(self, samples: int = 1, engine: Engine | None = None) -> tuple[list[Row], float | None]:
+        """Replies to the prompts as rows, and `kl/per_reply` of those that a step would train on."""
         learner, tokenizer = self.learner, self.learner.policy.tokenizer
+        tasks = [task for task in self.tasks for _ in range(samples)]
+        rollouts = distributed.together(lambda: learner.play(tasks, stream="probe", engine=engine))
         with learner.clock.timing("probe"):
             seen = self.scorer.seen(rollouts, learner.sampling, tokenizer)
             judged = self.scorer.judge(seen, pays=learner.pays)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-PER_TOKEN = ("tokens", "logprobs", "ref_logprobs", "values", "advantages", "passing")
+PER_TOKEN = ("tokens", "logprobs", "raw_logprobs", "ref_logprobs", "values", "advantages", "passing")
 """Columns with one entry per token: its text, and the numbers that the page colours it by."""
 _COLUMNS = {
     **dict.fromkeys(("task", "query", "reply", "end", "outcome", "message"), "string"),
@@ -66,7 +66,7 @@ def lines(path: Path) -> "pa.Table":
     import numpy as np
     import pyarrow as pa
 
-    table = _read(path, [*_COLUMNS, "logprobs", "ref_logprobs"], parts=True)
+    table = _read(path, [*_COLUMNS, "logprobs", "raw_logprobs", "ref_logprobs"], parts=True)
     types = _COLUMNS | {name: "float64" for name in table.column_names if name.startswith("reward/")}
     columns = {name: _column(table, name, pa.type_for_alias(alias)) for name, alias in types.items()}
     return pa.table(columns | {"kl": _summed_kl(table), "row": np.arange(table.num_rows)})
@@ -177,7 +177,8 @@ def _summed_kl(table: "pa.Table") -> "pa.Array":
 
     pc = compute()
     sums = np.full(table.num_rows, np.nan)
-    pair = [table[n].combine_chunks() for n in ("logprobs", "ref_logprobs") if n in table.column_names]
+    own = "raw_logprobs" if "raw_logprobs" in table.column_names else "logprobs"
+    pair = [table[n].combine_chunks() for n in (own, "ref_logprobs") if n in table.column_names]
     if len(pair) == 2 and all(pa.types.is_list(column.type) for column in pair):
         own, reference = (pc.list_value_length(column).fill_null(-1).to_numpy() for column in pair)
         known = (own == reference) & (own >= 0)

@@ -12,6 +12,7 @@ embedded, and the newest have priority for the numbers of their tokens.
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from operant.tools.report import parquet
@@ -78,7 +79,7 @@ def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, Any]:
     data = {"probes": found_probes, "replies": {"rows": rows, "token_chunks": []}, "available": available}
     data |= {"summary": "", "notes": read.notes}
     with_tokens = _add_tokens(data, folder, read, budget - 2_000)
-    data["summary"] = _summary(data, with_tokens, str(folder))
+    data["summary"] = _summary(data, with_tokens, quote(str(folder)))
     return data
 
 

@@ -102,7 +102,7 @@ const Replies = (() => {
 
   // --- tokens -------------------------------------------------------------------------------------------------------
 
-  const PER_TOKEN = ["tokens", "logprobs", "ref_logprobs", "values", "advantages", "passing"];
+  const PER_TOKEN = ["tokens", "logprobs", "raw_logprobs", "ref_logprobs", "values", "advantages", "passing"];
   const FLOOR = 8; // nats: a token less likely than exp(-8) has the darkest colour
   const modes = {
     logprobs: { label: "Policy log-prob", of: (t, i) => t.logprobs?.[i], scale: likely("--blue"), explanation: "darker: less likely under the policy" },
@@ -116,7 +116,7 @@ const Replies = (() => {
   let groups = 0; // number of groups of radio buttons, for unique names
 
   function difference(tokens, i) {
-    const [own, other] = [tokens.logprobs?.[i], tokens.ref_logprobs?.[i]];
+    const [own, other] = [(tokens.raw_logprobs ?? tokens.logprobs)?.[i], tokens.ref_logprobs?.[i]];
     return known(own) && known(other) ? own - other : null;
   }
 
