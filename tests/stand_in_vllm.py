@@ -113,6 +113,8 @@ class Server(http.server.ThreadingHTTPServer):
                 choice["prompt_token_ids"] = [0, *body["prompt"]]
             case "short":
                 choice["token_ids"], choice["logprobs"]["token_logprobs"] = ids[:2], logprobs[:2]
+            case "large id":
+                choice["token_ids"] = [999, *ids[1:]]
         return choice
 
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -139,6 +140,12 @@ def test_a_share_depends_on_the_seed_and_the_ids_alone():
             share(given)
     with pytest.raises(OperantError, match="evaluate=90%: of 3 tasks none would be left to train on"):
         split_off(tasks[:3], 0.9, seed=0)
+    labelled = [Task(f"own/{i}", f"prompt {i // 3}", replies=("a", "b"), scores=(1.0, 0.0)) for i in range(60)]
+    training, held_out = split_off(labelled, 0.2, seed=0)
+    assert len(held_out) == 12 and not {task.prompt for task in training} & {task.prompt for task in held_out}
+    assert len(split_off([replace(task, prompt="") for task in labelled], 0.2, seed=0)[1]) == 12
+    training, held_out = split_off(labelled[:6], 0.9, seed=0)
+    assert (len(training), len(held_out)) == (3, 3), "of two prompts one is left to train on"
 
 
 def test_shuffle_is_a_permutation_by_the_seed_before_the_limit():

@@ -233,12 +233,12 @@ def test_a_prompt_fits_whole_or_is_refused_by_name(kind):
 
 
 def test_rows_of_longrope_stay_below_the_length_that_changes_the_angles_of_all_rows():
-    """Beyond it, the longest row of a call decides on the angles of every row (transformers' longrope, as in Phi-3.5)."""
+    """Beyond it, the longest row of a call decides on the angles of every row (Phi-3.5)."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 24}
     rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
     learner = Learner(lm("llama", rope_parameters=rope), max_tokens=4)
     learner.generate([[5] * 20])
-    with pytest.raises(OperantError, match="prompt 0 has 21 tokens.*context of 24"):
+    with pytest.raises(OperantError, match=r"prompt 0 has 21 tokens.*context of 24"):
         learner.generate([[5] * 21])
 
 

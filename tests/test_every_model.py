@@ -9,10 +9,11 @@ import pytest
 import torch
 import transformers as t
 from cases import cases
+from toys import lm
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from operant import OperantError, train
+from operant import Batch, OperantError, Policy, train
 
 CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 PAIRS = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
@@ -132,6 +133,17 @@ def gap(model):
             **PLAIN,
         )
     return max(metrics["rollout/logprob_gap"] for metrics in run.metrics)
+
+
+def test_a_bias_of_the_logits_is_found():
+    """Marian and BART add `final_logits_bias`, which training from nothing leaves at 0, and published weights do not."""
+    model = lm("bart", vocab=20)
+    model.final_logits_bias.normal_()
+    batch, replies = Batch.given([[3, 4]], [[5, 6, 7]]), torch.tensor([[2, 5, 6]])
+    with torch.no_grad():
+        mine = Policy(model).forward(batch).logprobs[batch.actions]
+        truth = model(input_ids=torch.tensor([[3, 4]]), decoder_input_ids=replies).logits[0].log_softmax(-1)
+    assert torch.allclose(mine, truth[range(3), [5, 6, 7]], atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "lfm2", "jamba"])

@@ -12,7 +12,7 @@ from cases import cases
 from processes import until
 
 import operant
-from operant import OperantError, Rollout, Task
+from operant import OperantError, Rollout, Task, machine
 from operant.rewards import resolve
 from operant.tools.cli import main
 from operant.tools.labels.agreement import win_rates
@@ -86,6 +86,22 @@ def test_scores_of_several_people_are_averaged_and_nobody_is_waited_for_for_ever
     assert reward(again) == [0.5, 0.5]
 
 
+def test_a_skip_is_an_answer_and_a_stop_ends_the_waiting(tmp_path):
+    path, asked = tmp_path / "labels.sqlite", rollouts("a", "b") + rollouts("c", "d", task="other")
+    reward = Humans(str(path), kind="pick")
+    answering(path, lambda item: None if item.replies[0] == "a" else {"best": 0})
+    assert reward(asked) == [None, None, 1, 0]
+    machine.stop_asked.set()
+    try:
+        with pytest.raises(OperantError, match="stopped while 1 of 1 items waited for labels"):
+            reward(rollouts("e", "f"))
+    finally:
+        machine.stop_asked.clear()
+    turn = operant.Turn(prompt=[1], action=[2], end="stop", version=0)
+    with pytest.raises(OperantError, match=r"humans:.*here an episode has several turns"):
+        reward([Rollout(Task("t", "go"), 0, [turn, turn], ["a", "b"], query="go")])
+
+
 def test_people_are_one_reward_among_others(tmp_path):
     path = str(tmp_path / "labels.sqlite")
     reward = resolve({f"humans:{path}": {"weight": 2, "minutes": 1, "kind": "good"}, "letters:e": 1})
@@ -132,6 +148,11 @@ def test_win_rates_by_people_by_hand(tmp_path, capsys):
         store.add_items([Item("1", "p", ("x", "y", "z"), ("old", "new", "newest"))])
         store.add_label("1", "anna", {"best": 2})
         assert [(row["source"], row["prompts"]) for row in win_rates(store)] == [("old", ""), ("newest", "1")]
+    with Store(tmp_path / "shared.sqlite") as store:  # x is from old and newest, so that these two are equal
+        store.add_items([Item("1", "p", ("x", "y"), (["old", "newest"], "new"))])
+        store.add_label("1", "anna", {"best": 0})
+        rates = {row["source"]: row["preferred to the first"] for row in win_rates(store)}
+        assert rates == {"old": "", "newest": "50 %", "new": "0 %"}
     with Store(tmp_path / "none.sqlite") as store:
         store.add_items([Item("1", "p", ("x", "y"))])
         store.add_label("1", "anna", {"best": 0})

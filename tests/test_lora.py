@@ -11,7 +11,7 @@ from page_commands import snippets
 from rigs import alike, state_of
 from safetensors.torch import load_file, save_file
 from toys import letters, lm, on_disk
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, MixtralConfig, MixtralForCausalLM
 
 import operant
 from operant import Batch, Learner, OperantError, Policy, ValueOptions, export, load_policy
@@ -54,6 +54,18 @@ def folders(tmp_path):
 def scores(policy):
     with torch.no_grad():
         return policy.forward(Batch.given([[3, 4, 5, 6], [7, 8]], [[9, 10], [11, 12]])).logprobs
+
+
+def test_experts_with_one_adapter_around_another_merge_to_what_they_compute():
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shape |= {"num_key_value_heads": 2, "num_local_experts": 4, "vocab_size": 40, "pad_token_id": 0}
+    model = shaken(MixtralForCausalLM(MixtralConfig(**shape)).eval())
+    assert any("experts" in name for name, _ in model.named_parameters() if ".lora_" in name)
+    ids, before = torch.tensor([[3, 4, 5, 6]]), base_of(model)
+    merged = adapters.merged(model)
+    with torch.no_grad():
+        assert torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-5)
+    assert {name for name, _ in merged.named_parameters()} == {*before} and alike(base_of(model), before)
 
 
 # --- what starts, and what stays --------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ import json
 
 import pytest
 from cases import cases
+from toys import letters, lm
 
+from operant import train
 from operant.runs.folder import RunFolder
 from operant.tools.report import parquet, replies
 from operant.tools.report.html import as_json
@@ -197,6 +199,18 @@ def test_nothing_yet(tmp_path):
     data = replies.embedded(tmp_path / "nowhere")
     assert data["summary"] == "No replies have been recorded yet." and data["probes"] is None and data["notes"] == []
     assert data["replies"]["rows"]["step"] == []
+
+
+def test_the_kl_of_truncated_replies_is_that_of_the_metrics(tmp_path):
+    """Of the log-probs before truncation: those that were sampled are of fewer tokens than the reference's."""
+    out, options = tmp_path / "run", {"sampling.top_k": 3, "sampling.truncation": "stored", "optimizer.lr": 3e-3}
+    options |= {"steps": 2, "batch": 4, "max_tokens": 5, "probes": 0, "quiet": True}
+    count = lambda rollouts: [float(len(set(r.ids))) for r in rollouts]  # noqa: E731
+    train(lm(vocab=len(letters())), ["ab", "cde", "fg", "h"], count, tokenizer=letters(), out=out, **options)
+    for line in map(json.loads, (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
+        shown = parquet.lines(parquet.steps(out / "rollouts")[line["step"]])["kl"].to_pylist()
+        assert sum(shown) / len(shown) == pytest.approx(line["kl/per_reply"], abs=1e-5)
+        assert parquet.tokens(parquet.steps(out / "rollouts")[line["step"]], [0])[0]["raw_logprobs"]
 
 
 def test_tokens_of_single_replies(run):

@@ -226,6 +226,9 @@ def test_a_model_that_only_guesses_is_named():
     history = History([{"step": 1, "preference/loss": 0.7}], evaluation={"after": {"metrics": measured}})
     (finding,) = diagnose(history)
     assert finding.name == "guesses" and "51 % of the held-out pairs" in finding.message
-    assert "the longer reply gets 56 %" in finding.message
+    assert "the longer reply gets 56 %" in finding.message and "noisy or few" in finding.cause
+    measured |= {"preference/accuracy": 0.97, "preference/longer_is_better": 1.0}
+    assert "its length may be all" in diagnose(history)[0].cause
+    measured["preference/longer_is_better"] = 0.56
     measured["preference/accuracy"] = 0.62
     assert diagnose(history) == []

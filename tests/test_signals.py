@@ -80,6 +80,7 @@ def test_the_second_ends_a_reward_that_never_returns(first, second, tmp_path):
 
 def test_under_torchrun_ctrl_c_and_what_it_hands_on_are_one(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr("operant.runs.signals.PAIR", 0.5)
     (tmp_path / "heard").mkdir()
 
     def work():

@@ -14,7 +14,7 @@ from page_commands import snippets
 from safetensors.torch import load_file, save_file
 from small_runs import count_a, killed, same
 from toys import letters, lm, on_disk
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, Gemma2Config, Gemma2ForCausalLM
 
 import operant
 from operant import Batch, Learner, OperantError, Policy, Sampling, ValueOptions, export, load_policy, train
@@ -156,6 +156,18 @@ def test_what_it_begins_as():
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
     deviation = lm("bart", 40).get_input_embeddings().weight.detach().std()
     assert float(drawn[0].std() / deviation) == pytest.approx(1, abs=0.03) and abs(float(drawn[0].mean())) < 0.01
+
+
+def test_rows_behind_a_long_one_are_packed_only_where_that_is_exact():
+    """The rows of the trial are nearly full behind 20 virtual tokens, so that packing them saves nothing."""
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = Gemma2ForCausalLM(Gemma2Config(**shape, num_key_value_heads=2, head_dim=16, vocab_size=V, pad_token_id=0))
+    policy = load_policy(model.eval(), soft=SoftPromptOptions(tokens=20), options=ModelOptions(packing="on")).double()
+    ragged = ([[3], [4, 5]], [[6], [7 + i % 20 for i in range(90)]])
+    with torch.no_grad():
+        mine = policy.forward(Batch.given(*ragged)).logprobs[Batch.given(*ragged).actions]
+        whole = [policy.forward(Batch.given([p], [a])).logprobs[0, -len(a) :] for p, a in zip(*ragged)]
+    assert torch.allclose(mine, torch.cat(whole), atol=1e-8)
 
 
 def test_it_takes_room_in_the_context():

@@ -4,6 +4,7 @@
 #
 #     RECIPE=sentiment OUT=runs/mine recipes/cluster/one-node.sh --steps 50
 set -eu
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=280  # seconds in which a step may end after a signal
 exec torchrun --standalone --nproc-per-node "${RANKS:-gpu}" --max-restarts "${RESTARTS:-3}" \
     -m operant train "${RECIPE:-sentiment}" --out "${OUT:-runs/cluster}" --resume-if-there \
     --parallel "${PARALLEL:-fsdp}" --checkpoint-minutes "${MINUTES:-10}" "$@"

@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,10 @@ from operant.types import cores
 
 beats = 0
 """How often `beat` was called: what the watchdog looks at."""
+
+
+stop_asked = threading.Event()
+"""Set once a run shall end after its step: what waits for people, not for a computer, need not go on."""
 
 
 def beat() -> None:

@@ -333,7 +333,8 @@ def rows_that_decide(part: float) -> int:
 def split_off(tasks: list[Task], part: float, seed: int) -> tuple[list[Task], list[Task]]:
     """The tasks to train on and those that are held out, each in the order of `tasks`.
 
-    Which ones are held out depends on the seed and on their ids alone, so it is the same in a resumed run.
+    Which ones are held out depends on the seed and on their ids alone, so it is the same in a resumed run. Labelled
+    replies to one prompt stay together: several rows may show the same ones.
     Raises: OperantError for tasks that are too few.
     """
     count = max(1, round(part * len(tasks)))
@@ -342,5 +343,12 @@ def split_off(tasks: list[Task], part: float, seed: int) -> tuple[list[Task], li
             f"evaluate={100 * part:g}%: of {len(tasks)} tasks none would be left to train on; give more tasks, or "
             "name a file of held-out ones"
         )
-    chosen = {task.id for task in sorted(tasks, key=lambda task: counter(seed, "held out", task.id))[:count]}
+    of_prompt: dict[str, list[str]] = {}
+    for task in tasks:
+        of_prompt.setdefault(str(task.prompt) if task.scores else f"id {task.id}", []).append(task.id)
+    groups = list(of_prompt.values()) if len(of_prompt) > 1 else [[task.id] for task in tasks]
+    chosen = set[str]()
+    for ids in sorted(groups, key=lambda ids: counter(seed, "held out", ids[0])):
+        if len(chosen) < count and len(chosen) + len(ids) < len(tasks):
+            chosen |= {*ids}
     return [task for task in tasks if task.id not in chosen], [task for task in tasks if task.id in chosen]

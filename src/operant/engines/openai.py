@@ -19,7 +19,7 @@ from operant.models import output_mlp
 from operant.models.loading import replace_export
 from operant.models.policy import Policy
 from operant.net.client import Client, NoAnswer
-from operant.sampling import Sampling, check_expressed, check_prompts, end_of
+from operant.sampling import Sampling, check_expressed, check_ids, check_prompts, end_of
 from operant.types import Batch, Completion, OperantError, require, shown
 
 UNKNOWN = ("only_text", "banned", "top_p_least", "keep_stops", "guidance", "truncation")
@@ -191,6 +191,7 @@ class OpenAIEngine:
         }
 
     def completion(self, ids: list[int], logprobs: list[float], sampling: Sampling) -> Completion:
+        check_ids(ids, self.policy.vocabulary, f"a reply of {self.address}")
         ended = end_of(ids, sampling, self.policy.tokenizer)
         if ended is None and len(ids) != sampling.max_tokens:
             raise OperantError(

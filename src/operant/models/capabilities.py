@@ -66,8 +66,8 @@ def packs_exactly(policy: HiddenStates) -> bool:
     try:
         policy.modes = replace(modes, packed=False)
         plain = torch.cat([policy.states(batch.rows(slice(i, i + 1))) for i in range(len(rows))])
-        policy.modes = replace(modes, packed=True)
-        exact = replaceable and close(policy.states(batch), plain)
+        rows_end_to_end = layout.end_to_end(layout.in_front(policy.virtual, batch))  # packed even if that saves little
+        exact = replaceable and close(policy.selected_states(batch, rows_end_to_end), plain)
         why = "its states differ" if replaceable else "its attention is no function by name"
     except FAILS as error:
         exact, why = False, str(error)
@@ -188,6 +188,8 @@ def _find_logit_function(policy: HiddenStates, row: list[int]) -> Callable[[Tens
     known = (cap, lambda x: torch.tanh(x / cap) * cap), (divide, lambda x: x / divide), (times, lambda x: x * times)
     candidates: list[Callable[[Tensor], Tensor]] = [Modes().finish]
     candidates += [function for number, function in known if isinstance(number, (int, float)) and number]
+    if (bias := dict(policy.model.named_buffers()).get("final_logits_bias")) is not None:  # of Marian and BART
+        candidates.append(lambda x: x + bias.to(x))
     truth = policy.model(**feed(policy, row), use_cache=False).logits[:, -1]
     mine = policy.head(plain_state(policy, row))
     if mine.shape == truth.shape:  # the closest: a cap hardly changes small logits, such as those of fresh weights

@@ -132,10 +132,11 @@ def merged(model: LanguageModel) -> LanguageModel:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     copy = deepcopy(model, {id(p): p for name, p in model.named_parameters() if ".lora_" not in name})
-    for name, layer in list(copy.named_modules()):
+    for name, layer in reversed(list(copy.named_modules())):  # experts have one adapter around another
         if isinstance(layer, BaseTunerLayer):
-            inner: Any = layer.get_base_layer()
-            inner.weight = nn.Parameter(inner.weight.detach().clone(), requires_grad=False)  # no longer shared
+            inner, adapted = layer.get_base_layer(), vars(layer).get("parameter_name", "weight")
+            own = getattr(inner, adapted).detach().clone()  # no longer shared
+            setattr(inner, adapted, nn.Parameter(own, requires_grad=False))
             layer.merge()
             copy.set_submodule(name, inner)
     del copy.peft_config

@@ -55,7 +55,7 @@ class Scorer:
         return as_seen(rollouts, self.score, tokenizer, sampling)
 
     def judge(self, seen: list[Rollout], *, pays: bool = False) -> Judged:
-        """What the reward says of rollouts that all ranks have: the first one asks, so that all go on by the same scores.
+        """What the reward says of rollouts that all ranks have: the first one asks, so that all have the same scores.
 
         pays: the world does, too. Raises: OperantError of the reward.
         """

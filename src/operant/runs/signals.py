@@ -14,11 +14,16 @@ import platform
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from operant.machine import stop_asked
+
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
+PAIR = 5.0
+"""Seconds in which signals to a rank are one request."""
 
 
 class StopRequest:
@@ -58,19 +63,23 @@ def stop_on_signal() -> Iterator[StopRequest]:
         yield stop
         return
 
-    relayed = "RANK" in os.environ
-    """torchrun answers a Ctrl-C by sending SIGTERM to processes that have received it too: both are one request."""
+    relayed, begun = "RANK" in os.environ, 0.0
+    """torchrun forwards a signal to processes that may have received it too: both are one request."""
 
     def first(number: int, frame: object) -> None:
-        repeated = stop.by is not None
-        if repeated and not relayed:
-            raise KeyboardInterrupt
-        if not interactive():
-            for each in (number,) if relayed else NUMBERS:
-                signal.signal(each, signal.SIG_DFL)
-        if repeated:
+        nonlocal begun
+        if stop.by is not None:
+            if not relayed:
+                raise KeyboardInterrupt
+            if time.monotonic() > begun + PAIR:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
             return
-        stop.by = number
+        if not interactive() and not relayed:
+            for each in NUMBERS:
+                signal.signal(each, signal.SIG_DFL)
+        stop.by, begun = number, time.monotonic()
+        stop_asked.set()
         text = f"signal {signal.Signals(number).name}: the run ends after this step; a second one ends it immediately"
         with suppress(OSError):  # print would fail if the signal interrupted a print
             os.write(2, f"\n{text}\n".encode())
@@ -79,7 +88,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
     old = {number: signal.signal(number, first) for number in NUMBERS}
     # With glibc, the kernel removes Python's handler on the first signal, so that the second one works before Python
     # reacts: `sysv_signal` installs a handler for one signal. Elsewhere Python's handler has to run first.
-    if not interactive() and platform.libc_ver()[0] == "glibc":
+    if not interactive() and not relayed and platform.libc_ver()[0] == "glibc":
         library = ctypes.CDLL(None)
         for function in (library.signal, library.sysv_signal):
             function.argtypes, function.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
@@ -88,6 +97,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
     try:
         yield stop
     finally:
+        stop_asked.clear()
         with suppress(ValueError):  # raised in another thread, when an unfinished generator is collected there
             for number, handler in old.items():
                 signal.signal(number, handler)

@@ -51,6 +51,8 @@ class RewardChange:
     confidence: float = CONFIDENCE
     share: bool = False
     """Whether it is a share, such as that of games won, which is written in per cent."""
+    relative: bool = False
+    """Whether its mean is the same in every step, as where replies to a prompt are ranked: it shows no learning."""
     steps: tuple[str, str] = ("", "")
     """Of a mean over steps, which steps these are, as in `in steps 8 to 12`: the mean itself was never printed."""
 
@@ -197,8 +199,10 @@ def _training_reward(history: History, spread: float, won: bool) -> RewardChange
         summed = sum(x / (m.get("rollout/count") or REPLIES) for x, m in zip(of_steps, part))
         variance += (summed**0.5 / len(part)) ** 2
     label, error = "success rate" if won else "reward", max(error or 0.0, variance**0.5)
-    ends = _span(first), _span(last)
-    return RewardChange(label, before, after, error, spread, freedom, confidence=OFTEN, share=won, steps=ends)
+    ends, means = (_span(first), _span(last)), [m[name] for m in steps]
+    relative = not won and spread > 0 and max(means) - min(means) <= 1e-6 * spread
+    change = RewardChange(label, before, after, error, spread, freedom, confidence=OFTEN, share=won, steps=ends)
+    return replace(change, relative=relative)
 
 
 def _span(steps: Sequence[Mapping[str, object]]) -> str:

@@ -120,7 +120,7 @@ def abstains(history: History) -> Finding | None:
 
 def flat(history: History) -> Finding | None:
     kl, score = history.recent("kl/per_reply"), progress(history)
-    if kl is None or score is None or history.trained_steps < PATIENCE or kl < MOVED:
+    if kl is None or score is None or score.relative or history.trained_steps < PATIENCE or kl < MOVED:
         return None
     if score.beyond_noise and score.rise > DRIFTED * score.spread:
         return None

@@ -135,4 +135,7 @@ def guesses(history: History) -> Finding | None:
     if right is None or right > max(0.5, longer or 0.5) + ABOVE_CHANCE:
         return None
     length = f"; preferring the longer reply gets {percent(longer)}" if longer is not None else ""
-    return finding("guesses", history.step, right=percent(right), length=length)
+    why = "the labels are noisy or few, or the model is too small to see what they are about"
+    if right > 0.5 + ABOVE_CHANCE:
+        why = "the longer reply is the better one in most pairs, so that its length may be all that the model judges by"
+    return finding("guesses", history.step, right=percent(right), length=length, why=why)

@@ -8,7 +8,7 @@ from operant.tools.diagnosis.progress import DRIFTED, EARLY, RewardChange, progr
 from operant.tools.diagnosis.rewards import MOVED, PATIENCE
 
 Outcome = Literal[
-    "nothing yet", "too early", "learned", "may have learned", "got worse", "no rise yet", "did not learn"
+    "nothing yet", "too early", "relative", "learned", "may have learned", "got worse", "no rise yet", "did not learn"
 ]
 FEW = 15
 """Degrees of freedom below which an interval is wide for want of held-out tasks."""
@@ -21,6 +21,8 @@ def outcome(history: History, score: RewardChange | None) -> Outcome:
         return "nothing yet"
     if history.trained_steps < EARLY and not (history.supervised and score.held_out):
         return "too early"
+    if score.relative:
+        return "relative"
     if score.learned:
         return "learned"
     if score.beyond_noise and abs(score.rise) > DRIFTED * score.spread:
@@ -40,6 +42,9 @@ def verdict(history: History, findings: Sequence[Finding]) -> str:
         return "No step is finished yet." if not steps else "No step is finished since the reward was changed."
     if result == "too early":
         return f"Too early to say ({counted(steps, 'step')}).{also}"
+    if result == "relative":
+        same = f"The mean reward is {number(score.after)} in every step, so it compares replies with each other"
+        return f"{same} and cannot show learning: let people or a judge compare models (`operant eval --label`).{also}"
     change = f"{score.text} in {counted(steps, 'step')}"
     kl = history.kl
     change += f" at {kl:z.1f} nats of KL (mean of the last {RECENT} steps)" if kl is not None else ""

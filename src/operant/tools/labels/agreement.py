@@ -165,20 +165,25 @@ def about(
 def win_rates(store: Store) -> list[dict[str, str]]:
     """A table: each source against the first one, over the items where somebody compared both.
 
-    A comparison is 1, 0, or 1/2 where both are equal; two that were not picked are not compared. Those of an item, by
-    several labellers or of several replies, are averaged first. The interval is Wilson's, 95 %, over items.
+    A comparison is 1, 0, or 1/2 where both are equal, such as one reply of both; two different ones that were not
+    picked are not compared. Those of an item, by several labellers or of several replies, are averaged first. The
+    interval is Wilson's, 95 %, over items.
     """
     compared: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     sources: dict[str, None] = {}
     for label in store.labels():
         item = store.item(label.item)
-        sources |= dict.fromkeys(source for source in item.sources if source is not None)
-        first, known = next(iter(sources), None), scores_of(label.answer, len(item.replies))
-        mine = [x for x, source in zip(known, item.sources) if source == first and x is not None]
+        of_replies = [[made_by] if isinstance(made_by, str) else made_by or [] for made_by in item.sources]
+        known = enumerate(zip(of_replies, scores_of(label.answer, len(item.replies))))
+        judged = [(source, place, x) for place, (made_by, x) in known if x is not None for source in made_by]
+        sources |= dict.fromkeys(source for made_by in of_replies for source in made_by)
+        first = next(iter(sources), None)
+        mine = [(place, x) for source, place, x in judged if source == first]
         picked = "best" in label.answer  # which says nothing of two others
-        for x, source in zip(known, item.sources):
-            if source is not None and source != first and x is not None:
-                compared[source][item.id] += [(x > y) + 0.5 * (x == y) for y in mine if not (picked and x == y)]
+        for source, place, x in judged:
+            if source != first:
+                told = [y for at, y in mine if at == place or not (picked and x == y)]
+                compared[source][item.id] += [(x > y) + 0.5 * (x == y) for y in told]
     if not any(any(of_item.values()) for of_item in compared.values()):
         how = "label rows with `sources`, as `operant eval --label` and `operant generate --out` write them"
         raise OperantError(f"{store.path} has no comparison of two sources: {how}, by --kind pick, rank or rate")

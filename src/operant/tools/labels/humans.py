@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from operant.data.replies import scores_of
-from operant.machine import beat
+from operant.machine import beat, stop_asked
 from operant.tools.labels.items import MOST, Item
 from operant.tools.labels.store import Label, Store
 from operant.types import OperantError, RewardFn, Rollout, require
@@ -56,6 +56,8 @@ class Humans:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[float | None]:
         store, found = self._open(), list[float | None]([None] * len(rollouts))
+        why = "people read a prompt and one reply, and here an episode has several turns: take another reward"
+        require(all(len(rollout.turns) < 2 for rollout in rollouts), f"humans:{self.path}: {why}")
         groups: dict[Any, list[int]] = defaultdict(list)
         together = store.kind in ("pick", "rank")
         for place, rollout in enumerate(rollouts):
@@ -92,9 +94,12 @@ class Humans:
     def _wait(self, store: Store, ids: list[str]) -> dict[str, list[Label]]:
         """The labels of the items, as far as there are any in time; items without enough are closed."""
         given, left = store.wait(ids, count=self.labellers, timeout=0), 60 * self.minutes
-        if any(len(labels) < self.labellers for labels in given.values()):
+        if store.lacking(ids, self.labellers):
             print(f"{len(ids)} items wait for labels: operant label {self.path}", file=sys.stderr)
-        while left > 0 and any(len(labels) < self.labellers for labels in given.values()):
+        while left > 0 and (lacking := store.lacking(ids, self.labellers)):
+            if stop_asked.is_set():
+                waited = f"stopped while {len(lacking)} of {len(ids)} items waited for labels"
+                raise OperantError(f"{waited}: a resumed run asks for them again, and keeps the others")
             given, left = store.wait(ids, count=self.labellers, timeout=POLL), left - POLL
             beat()  # people are slow, and the run does not hang
         store.close_items(name for name, labels in given.items() if len(labels) < self.labellers)

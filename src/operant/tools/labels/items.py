@@ -55,8 +55,8 @@ class Item:
     id: str
     prompt: Content
     replies: tuple[Content, ...]
-    sources: tuple[str | None, ...] = ()
-    """Where each reply is from, such as the name of a model; empty: not known. A labeller never sees it."""
+    sources: tuple[str | Sequence[str] | None, ...] = ()
+    """Where each reply is from, such as the names of its models; empty: not known. A labeller never sees it."""
     given: tuple[GivenLabel, ...] = ()
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ def item_of_row(row: Mapping[str, object], where: str) -> Item:
     sources = row.get("sources", ())
     if not isinstance(sources, (list, tuple)):
         raise OperantError(f"{where}: sources is {shown(sources)}; it must be a list with a name for each reply")
-    sources = tuple(None if source is None else str(source) for source in sources)
+    sources = tuple(source if source is None or isinstance(source, list) else str(source) for source in sources)
     return Item(_id(row, prompt, replies), prompt, replies, sources, tuple(given))
 
 

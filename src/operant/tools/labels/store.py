@@ -16,6 +16,7 @@ import secrets
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -271,7 +272,7 @@ class Store:
     def wait(
         self, ids: Collection[str], *, count: int = 1, timeout: float | None = None, poll: float = 0.3
     ) -> dict[str, list[Label]]:
-        """Wait until each of these items has `count` labels, or `timeout` seconds have passed; returns what there is.
+        """Wait until `count` people have labelled or skipped each item, or `timeout` seconds; returns what there is.
 
         The labels may come from a server in this process or another one. poll: seconds between two looks.
         """
@@ -281,11 +282,16 @@ class Store:
             version = (self._value("PRAGMA data_version"), self._connection.total_changes)
             if version != seen:
                 seen, found = version, {item_id: self.labels_of(item_id) for item_id in ids}
-                if all(len(labels) >= count for labels in found.values()):
+                if not self.lacking(ids, count):
                     return found
             if end is not None and time.monotonic() >= end:
                 return found
             time.sleep(poll if end is None else max(0.0, min(poll, end - time.monotonic())))
+
+    def lacking(self, ids: Collection[str], count: int) -> list[str]:
+        """The items that fewer than `count` people have labelled or skipped."""
+        skips = Counter(label.item for label in self.skipped())
+        return [item_id for item_id in ids if len(self.labels_of(item_id)) + skips[item_id] < count]
 
     def next_item(self, labeller: str) -> str | None:
         """The id of the item that a labeller should see now, which is then reserved for five minutes; None: no item.

@@ -115,14 +115,15 @@ class Compared:
         return rows
 
     def label_rows(self) -> list[dict[str, object]]:
-        """One row for each task with different replies, and where each is from; None: from several models."""
+        """One row for each task with different replies, and the models that each is from."""
         rows = []
         for n, task in enumerate(self.tasks):
-            found: dict[str, str | None] = {}
+            found: dict[str, list[str]] = {}
             for model, replies in zip(self.models, self.replies, strict=True):
                 for reply in replies[n]:
-                    found[reply.text] = model if found.get(reply.text, model) == model else None
-            rows += [{**task, "replies": [*found], "sources": [*found.values()]}] if len(found) > 1 else []
+                    found[reply.text] = list(dict.fromkeys([*found.get(reply.text, []), model]))
+            sources = [made_by[0] if len(made_by) == 1 else made_by for made_by in found.values()]
+            rows += [{**task, "replies": [*found], "sources": sources}] if len(found) > 1 else []
         return rows
 
     def as_plain(self) -> dict[str, object]:

@@ -126,7 +126,8 @@ def in_reward_units(history: History) -> Sequence[Metrics]:
     if history.supervised:  # labels are no rewards, so that a charge for KL and what is left of them do not exist
         return [{name: x for name, x in m.items() if not name.startswith("reward/")} for m in history.metrics]
     altered = [history.option(f"score.{n}") for n in ("clip", "missing_stop", "overlong_tokens", "truncate_token")]
-    if any(x not in (None, 0) for x in altered) or not (history.option("score.normalise") or history.option("score.scale")):
+    scaled = history.option("score.normalise") or history.option("score.scale")
+    if not scaled or any(x not in (None, 0) for x in altered):
         return history.metrics
     rows = []
     for m in history.metrics:
