@@ -191,9 +191,7 @@ def test_a_mean_that_cannot_change_is_no_verdict_on_learning():
     """Where people pick the best of four replies, every step's mean is 0.25, whatever is learnt."""
     each = {"reward/mean": 0.25, "reward/std": 0.43, "kl/per_reply": 9.0, "rollout/count": 64}
     picked = History([{"step": i + 1} | each for i in range(60)])
-    assert verdict(picked, found := diagnose(picked)).startswith(
-        "The mean reward is 0.25 in every step, so it compares"
-    )
+    assert verdict(picked, found := diagnose(picked)).startswith("The mean reward is 0.25 in every step, so it")
     assert not {"flat", "constant"} & {finding.name for finding in found}
     moving = History([{"step": i + 1} | each | {"reward/mean": 0.25 + 0.01 * (i % 2)} for i in range(60)])
     assert verdict(moving, []).startswith("It did not learn") and "flat" in {f.name for f in diagnose(moving)}
@@ -202,6 +200,7 @@ def test_a_mean_that_cannot_change_is_no_verdict_on_learning():
 def test_what_kl_costs_is_in_units_of_the_reward_with_the_options_of_a_run():
     config = {"score.normalise": True, "score.clip": None, "score.overlong_tokens": 0}
     step = {"step": 1, "reward/std": 0.5, "reward/scaled_std": 2.0, "reward/kl_penalty": 0.4, "reward/return": 1.0}
+    step |= {"reward/mean": 0.6, "reward/scaled_mean": 0.2}
     (row,) = in_reward_units(History([step], config=config))
     assert row["reward/kl_penalty_in_reward_units"] == pytest.approx(0.1)
     assert in_reward_units(History([step], config=config | {"score.overlong_tokens": 8})) == [step]

@@ -152,7 +152,7 @@ def test_win_rates_by_people_by_hand(tmp_path, capsys):
         store.add_items([Item("1", "p", ("x", "y"), (["old", "newest"], "new"))])
         store.add_label("1", "anna", {"best": 0})
         rates = {row["source"]: row["preferred to the first"] for row in win_rates(store)}
-        assert rates == {"old": "", "newest": "50 %", "new": "0 %"}
+        assert rates == {"old": "", "newest": "50 %", "new": "0.0 %"}
     with Store(tmp_path / "none.sqlite") as store:
         store.add_items([Item("1", "p", ("x", "y"))])
         store.add_label("1", "anna", {"best": 0})

@@ -98,7 +98,8 @@ def test_under_torchrun_ctrl_c_and_what_it_hands_on_are_one(tmp_path, monkeypatc
         child.kill(signal.SIGINT)
         until((tmp_path / "heard/SIGINT:").exists)
         child.kill(signal.SIGTERM)
-        time.sleep(0.05)
+        child.kill(signal.SIGINT)  # as of a service that signals the whole group
+        time.sleep(0.6)
         assert child.running()
         child.kill(last) if last else (tmp_path / "over").touch()
         assert child.ends(within=10) == ends

@@ -435,7 +435,7 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
     too_old = stale is not None and stale < train.rollouts_ahead
     ahead = [
         (switches, f"{method}: its update switches the kernels of attention; use engine=ray, which has its own"),
-        (own.parallel == "fsdp" and not apart, "parallel=fsdp: its update frees weights in use; use engine=ray"),
+        (own.parallel == "fsdp" and not apart, "parallel=fsdp: its update frees weights in use; use parallel=ddp"),
         (too_old, f"learner.max_staleness={stale}: rollouts would be too old"),
     ]
     age = train.rollouts_ahead + (-(-tokens // train.partial_rollout_tokens) - 1 if train.partial_rollout_tokens else 0)
