@@ -12,9 +12,9 @@ from cases import cases
 from toys import letters, lm
 
 from operant import Observer, steps, train
+from operant.runs.trackers import notebook
+from operant.runs.trackers.notebook import Chart, in_notebook
 from operant.tools.report.display import summary
-from operant.trackers import notebook
-from operant.trackers.notebook import Chart, in_notebook
 
 SMALL = {"policy": None, "tokenizer": None, "tasks": ["ab"], "reward": len, "steps": 2, "batch": 4, "max_tokens": 4}
 

@@ -23,11 +23,11 @@ from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.feedback import Feedback
 from operant.rollouts.play import play
 from operant.runs.evaluate import Evaluation
+from operant.runs.trackers import base
+from operant.runs.trackers.console import Console
 from operant.sampling import TokenCount
 from operant.sandbox.pool import Response
 from operant.tools.report.replies import Index
-from operant.trackers import base
-from operant.trackers.console import Console
 
 FAILED = Judgement(-0.6, {"passed": 3, "failed": 1}, "runtime error", "IndexError: list index out of range, line 4")
 

@@ -18,9 +18,9 @@ from small_runs import count_a, same, told
 from toys import letters, lm
 
 from operant import OperantError, train
-from operant.trackers import base
-from operant.trackers.tensorboard import markdown
-from operant.trackers.trackers import TRACKERS, Trackers, make_trackers
+from operant.runs.trackers import base
+from operant.runs.trackers.tensorboard import markdown
+from operant.runs.trackers.trackers import TRACKERS, Trackers, make_trackers
 
 CONFIG = {"steps": 9, "samples_every": 2, "kl": {"coef": 0.1}}
 HISTOGRAM = {"width": 0.25, "start": -1, "counts": [3, 0, 7]}  # 3 in -0.25..0, 7 in 0.25..0.5
@@ -212,7 +212,7 @@ def test_wandb_keeps_a_run_here_if_it_must(mode, said, written, tmp_path, monkey
     address, connections = listener
     for name, value in {"BASE_URL": address, "API_KEY": "a" * 40, "MODE": mode}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
-    monkeypatch.setattr("operant.trackers.wandb.INIT_SECONDS", 1.0)
+    monkeypatch.setattr("operant.runs.trackers.wandb.INIT_SECONDS", 1.0)
     alive, messages = drive(tmp_path, ["wandb"], [1, 2])
     assert len(alive) == len(messages) == 1 and said in messages[0] and bool(connections) == (mode == "online")
     assert [row["_step"] for row in history(tmp_path, written)[1]] == [1, 2][:written]
@@ -238,7 +238,7 @@ def logs(folder):
     """Return name, rows and configuration of the run in a folder, from trackio's own storage."""
     from trackio.sqlite_storage import SQLiteStorage
 
-    from operant.trackers.wandb import use_folder
+    from operant.runs.trackers.wandb import use_folder
 
     use_folder(folder / "trackio")
     (run,) = SQLiteStorage.get_runs("operant")

@@ -13,10 +13,10 @@ from texts import parts
 from operant.metrics.registry import COLUMNS, METRICS, describe, markdown
 from operant.metrics.rollout_table import as_rows
 from operant.runs.folder import RunFolder
-from operant.trackers.base import ExternalTracker
-from operant.trackers.console import Console, before_after
-from operant.trackers.notebook import Chart
-from operant.trackers.trackers import Trackers
+from operant.runs.trackers.base import ExternalTracker
+from operant.runs.trackers.console import Console, before_after
+from operant.runs.trackers.notebook import Chart
+from operant.runs.trackers.trackers import Trackers
 from operant.types import Batch, Rollout, Task, Turn
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -24,10 +24,10 @@ from operant import Learner, OperantError, Task, ValueOptions, export, load_poli
 from operant.data import DataOptions, load_tasks
 from operant.models.safe_loading import check_finite
 from operant.runs.folder import RunFolder, read_config
+from operant.runs.trackers.console import Console, before_after
 from operant.tools.cli import main
 from operant.tools.report import run_report
 from operant.tools.report.compare import write_comparison
-from operant.trackers.console import Console, before_after
 
 TINY = {"steps": 1, "batch": 4, "probes": 2, "max_tokens": 4, "epochs": 1, "minibatch": 2}
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from operant.runs import trainer
 from operant.runs.run import Observer, Run
+from operant.runs.trackers.trackers import Tracker
 from operant.tools.report.display import display
 from operant.tools.report.observers import DiagnosisObserver, ReportObserver
 from operant.tools.report.prompts import PromptsObserver
-from operant.trackers.trackers import Tracker
 from operant.types import OperantError, RewardFn
 
 if TYPE_CHECKING:

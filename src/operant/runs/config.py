@@ -25,9 +25,9 @@ from operant.metrics.registry import describe as describe_metric
 from operant.rewards.failure_policy import IsolationOptions
 from operant.runs import named_parts
 from operant.runs.evaluate import EvaluationOptions
+from operant.runs.trackers.trackers import tracker_options
 from operant.storage import old_names
 from operant.storage.hub import BUILTIN, found
-from operant.trackers.trackers import tracker_options
 from operant.training import select
 from operant.training.options import (
     LearnerOptions,

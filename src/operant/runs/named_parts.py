@@ -23,7 +23,7 @@ from operant.envs.isolated import FORMS, isolated_maker, without_form
 from operant.import_by_name import Table, names_object
 from operant.models.base import POLICIES
 from operant.options import Factory, arguments, defaults
-from operant.trackers.trackers import TRACKERS
+from operant.runs.trackers.trackers import TRACKERS
 from operant.types import EngineParts, EnvBase, OperantError, of_user, require, shown, with_defaults
 
 

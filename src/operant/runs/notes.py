@@ -14,7 +14,7 @@ from operant.runs import named_parts
 from operant.runs.config import OWN, Config
 from operant.runs.folder import RunFolder
 from operant.runs.parts import RunParts
-from operant.trackers.trackers import Trackers
+from operant.runs.trackers.trackers import Trackers
 from operant.training.learner import Learner
 from operant.training.options import compares_nothing, learner_options
 

@@ -21,10 +21,10 @@ from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
 from operant.runs.parts import PeriodicEvaluation, RunParts, calibrate
 from operant.runs.signals import StopRequest
+from operant.runs.trackers.notebook import link
+from operant.runs.trackers.trackers import Trackers
 from operant.sampling import token_pieces
 from operant.storage import atomic_io
-from operant.trackers.notebook import link
-from operant.trackers.trackers import Trackers
 from operant.training import refused_step
 from operant.training.refused_step import RefusedStep
 from operant.types import OperantError

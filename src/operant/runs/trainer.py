@@ -21,9 +21,9 @@ from operant.runs.ranks import check_ranks, open_folder, threads
 from operant.runs.resume import changes, elsewhere, go_on, stored_options
 from operant.runs.run import Observer, Run
 from operant.runs.signals import stop_on_signal
+from operant.runs.trackers.trackers import Tracker, Trackers, make_trackers
 from operant.storage import atomic_io
 from operant.storage.checkpoint_store import about, to_resume
-from operant.trackers.trackers import Tracker, Trackers, make_trackers
 from operant.training.own_optimizer import check_given, with_kind
 from operant.types import OperantError
 from operant.watchdog import Watchdog

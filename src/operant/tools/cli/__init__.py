@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    from operant.trackers.console import plain
+    from operant.runs.trackers.console import plain
     from operant.types import HeardError, OperantError
 
     if isinstance(sys.stdout, TextIOWrapper):  # a path may have letters that the terminal lacks

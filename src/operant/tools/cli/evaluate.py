@@ -25,6 +25,7 @@ from operant.runs.games import playable
 from operant.runs.judged_replies import Kept, Scorer, drawn, part, scorer
 from operant.runs.named_models import check, load, run_options, stated_return
 from operant.runs.signals import terminated_as_interrupted
+from operant.runs.trackers.console import emit, plain
 from operant.sampling import Sampling
 from operant.storage import atomic_io
 from operant.tools.cli.arguments import Options, as_spec, counted, new_file, refuse, taken
@@ -44,7 +45,6 @@ from operant.tools.cli.sample_files import ENDINGS, score_samples
 from operant.tools.labels.items import MOST
 from operant.tools.report.models import Compared
 from operant.tools.report.summary import aligned
-from operant.trackers.console import emit, plain
 from operant.training.options import find_device
 from operant.training.setup import tell_room
 from operant.types import Engine, Env, EnvBase, OperantError, RewardFn, name_of, require, shown, with_defaults

@@ -25,10 +25,10 @@ from operant.runs.games import (
 )
 from operant.runs.named_models import load, run_options, stated_return
 from operant.runs.named_parts import flattened
+from operant.runs.trackers.console import emit, plain
 from operant.storage import atomic_io
 from operant.tools.cli.arguments import Options, new_file, refuse, taken
 from operant.tools.report.summary import aligned, game_row
-from operant.trackers.console import emit, plain
 from operant.types import Env, OperantError, Step, name_of, require, shown
 
 HUMAN = "human"

@@ -14,11 +14,11 @@ from operant.data import load_tasks
 from operant.data.sources import held_out_of
 from operant.runs.folder import read_config
 from operant.runs.named_parts import form
+from operant.runs.trackers.console import emit
 from operant.storage import atomic_io
 from operant.tools.cli.arguments import Options, counted, new_file, refuse, taken
 from operant.tools.report import prompts as kept
 from operant.tools.report.summary import aligned
-from operant.trackers.console import emit
 from operant.types import OperantError, require
 
 WHAT = "show RUN, search --tasks FOLDER --task-model MODEL, or transfer RUN --task-model MODEL"

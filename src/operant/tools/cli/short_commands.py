@@ -14,9 +14,9 @@ from pathlib import Path
 
 from operant import types
 from operant.options import compose, convert, defaults
+from operant.runs.trackers.console import emit
 from operant.storage import atomic_io
 from operant.tools.cli.arguments import Options, refuse
-from operant.trackers.console import emit
 from operant.types import OperantError, require
 
 TRAINS_WITH = {

@@ -12,11 +12,11 @@ from operant.metrics.games import game_of
 from operant.runs.config import describe
 from operant.runs.games import playable
 from operant.runs.run import Observer, Run
+from operant.runs.trackers.console import Console, before_after, plain
+from operant.runs.trackers.notebook import Chart, in_notebook, link
 from operant.tools.diagnosis import diagnose, read_history, verdict
 from operant.tools.diagnosis.history import Finding, counted, percent
 from operant.tools.report import parquet, prompts
-from operant.trackers.console import Console, before_after, plain
-from operant.trackers.notebook import Chart, in_notebook, link
 from operant.types import OperantError, Rollout
 
 LARGE, MOST = 100e6, 5e-5

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from operant.trackers.base import COLUMNS, ExternalTracker, StepData, edges
-from operant.trackers.console import plain
+from operant.runs.trackers.base import COLUMNS, ExternalTracker, StepData, edges
+from operant.runs.trackers.console import plain
 
 _MARKDOWN_CHARACTERS = {ord(c): f"&#{ord(c)};" for c in "\\`*_{}[]()#+-.!|~^:"}
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from operant.import_by_name import Table
 from operant.options import Factory, arguments
-from operant.trackers.tensorboard import TensorBoard
-from operant.trackers.wandb import Trackio, WandB
+from operant.runs.trackers.tensorboard import TensorBoard
+from operant.runs.trackers.wandb import Trackio, WandB
 from operant.types import OperantError, shown
 
 TRACKERS = Table("tracker", "operant.trackers", {tracker.name: tracker for tracker in (TensorBoard, WandB, Trackio)})

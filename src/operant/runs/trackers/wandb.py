@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from operant.trackers.base import COLUMNS, PROJECT, ExternalTracker, StepData, edges, quiet
+from operant.runs.trackers.base import COLUMNS, PROJECT, ExternalTracker, StepData, edges, quiet
 from operant.types import require
 
 INIT_SECONDS, FINISH_SECONDS = 30.0, 60.0

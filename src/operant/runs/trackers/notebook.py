@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from operant.trackers.console import Console, episodes, plain, without_given_kl
+from operant.runs.trackers.console import Console, episodes, plain, without_given_kl
 
 CURVES = {
     "supervised/loss": "loss, nats a token",
