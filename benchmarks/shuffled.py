@@ -13,9 +13,9 @@ from random import Random
 
 from operant.apps.games.textarena import TextArena
 from operant.rewards import judge, resolve
+from operant.rewards.classifier import Classifier
 from operant.runs.config import configure
 from operant.sampling import counter
-from operant.text_scores.classifier import Classifier
 
 sentiment = Classifier("builtin:sentiment")
 

@@ -40,7 +40,7 @@ from operant import Rollout, Task
 from operant.api import runs
 from operant.apps.prompts.style_transfer import StyleTransfer, TransferQuality
 from operant.machine import about
-from operant.text_scores.classifier import Classifier
+from operant.rewards.classifier import Classifier
 from operant.tools.report.prompts import greedily
 
 ROOT = Path(__file__).parents[1]

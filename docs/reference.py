@@ -35,7 +35,7 @@ MODULES = (
     "operant.rewards.feedback",
     "operant.rewards.failure_policy",
     "operant.rewards.isolated",
-    "operant.text_scores.classifier",
+    "operant.rewards.classifier",
     "operant.apps.text.rewards",
     "operant.apps.rlhf.reward_model_score",
     "operant.apps.code.unit_tests",

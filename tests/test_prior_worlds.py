@@ -15,9 +15,9 @@ from operant.engines.native.engine import NativeEngine
 from operant.objectives import advantages
 from operant.objectives.advantages import whiten, with_gae
 from operant.rewards import NAMES, judge, resolve
+from operant.rewards.text_scores import SCORES
 from operant.rollouts.collate import collate
 from operant.rollouts.play import play
-from operant.text_scores import SCORES
 from operant.training.scoring import bootstrap_prompts, with_bootstraps
 
 

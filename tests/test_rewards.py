@@ -19,13 +19,13 @@ from operant import OperantError, Rollout, Sampling, Task, Turn
 from operant.data.tasks import DataOptions, load_tasks
 from operant.models.model_passes import batches
 from operant.rewards import check, judge, prepare, resolve, shaping
+from operant.rewards.classifier import Classifier
 from operant.rewards.combine import MinusQuery, weighted
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
 from operant.rewards.shaping import RunningMoments, ScoreOptions
 from operant.sandbox.reward_call import keywords
 from operant.tally import Tally
-from operant.text_scores.classifier import Classifier
 
 
 # --- small rewards ----------------------------------------------------------------------------------------------------

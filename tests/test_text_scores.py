@@ -22,17 +22,17 @@ from operant.apps.text.parent import parent, table_values
 from operant.metrics.evaluation import measure, resolve
 from operant.models.safe_loading import load_model, load_tokenizer
 from operant.rewards import check, judge
+from operant.rewards.bertscore import BertScore
+from operant.rewards.classifier import Classifier
 from operant.rewards.combine import PrefixGain
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
+from operant.rewards.perplexity import Perplexity
+from operant.rewards.text_scores import OF_ALL, SCORES, prepare
+from operant.rewards.words import ngrams, sentences, spaces, tokenizer
 from operant.rollouts.collate import collate
 from operant.runs.config import configure
 from operant.storage.hub import find_model
-from operant.text_scores import OF_ALL, SCORES, prepare
-from operant.text_scores.bertscore import BertScore
-from operant.text_scores.classifier import Classifier
-from operant.text_scores.perplexity import Perplexity
-from operant.text_scores.words import ngrams, sentences, spaces, tokenizer
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -71,7 +71,7 @@ EXTRA = {"rouge": "rouge_score", "13a": "sacrebleu", "treebank": "nltk"}
     ("rouge", ["gr", "e", "don", "t", "x2", "na", "ve"]),
     ("13a", ["größe", "don't", "x2", ",", "(", "naïve", ")"]),
     ("treebank", ["größe", "do", "n't", "x2", ",", "(", "naïve", ")"]),
-    ("operant.text_scores.words:spaces", ["größe", "don't", "x2,", "(naïve)"]),
+    ("operant.rewards.words:spaces", ["größe", "don't", "x2,", "(naïve)"]),
 )
 def test_tokenizers(name, words):
     pytest.importorskip(EXTRA.get(name, "operant"))

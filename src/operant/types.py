@@ -645,7 +645,7 @@ Score = float | Mapping[str, float] | Sequence[float] | Judgement | None
 RewardFn = Callable[[list[Rollout]], Sequence[Score]]
 """Judges rollouts: returns one score for each, in their order. Any callable will do.
 
-A reward may also have these attributes, all of them optional; `operant.text_scores.RewardBase` has their defaults:
+A reward may also have these attributes, all of them optional; `operant.rewards.RewardBase` has their defaults:
 
 - `__name__`: its name in metrics and messages; without it, the name of its class.
 - `check()`: loads what the reward needs, such as a model. It is called before training, so that a mistake shows early,

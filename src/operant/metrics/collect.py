@@ -12,8 +12,8 @@ from torch import Tensor
 
 from operant import distributed
 from operant.objectives.kl import estimate
+from operant.rewards.words import words
 from operant.tally import ROUNDING, Tally
-from operant.text_scores.words import words
 from operant.types import Batch, Outputs, Rollout
 
 BYTES = "rollout/bytes"

@@ -24,8 +24,8 @@ from operant.import_by_name import Lazy, Table
 from operant.metrics.passes import numbers_in
 from operant.metrics.registry import CHOSEN, METRICS
 from operant.options import Factory, compose, defaults, read
-from operant.text_scores import OF_ALL, SCORES, RewardBase, check_tasks, prepare, references
-from operant.text_scores.words import ngrams, words
+from operant.rewards.text_scores import OF_ALL, SCORES, RewardBase, check_tasks, prepare, references
+from operant.rewards.words import ngrams, words
 from operant.types import OperantError, Rollout, Task, as_list, of_user, require, shown, with_defaults
 
 

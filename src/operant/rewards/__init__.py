@@ -11,7 +11,7 @@
     resolve(lambda rollouts: [len(r.reply) for r in rollouts])
     resolve("my_rewards:brevity", {"target": 20})             # the function's argument `target`
     resolve({"my_rewards:brevity": {"weight": 0.5, "target": 20}, "letters:e": 1.0})
-    resolve("rouge:rougeL", {"several": "mean"})              # a score of `text_scores`, with options
+    resolve("rouge:rougeL", {"several": "mean"})              # a score of texts, with options
     resolve("per_token:rouge")                                # what each token adds to it
 
 `check` loads what a reward needs, `prepare` lets it see the tasks, and `judge` calls it on rollouts and checks every
@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from functools import partial, update_wrapper
 from typing import Any, cast
 
-from operant import text_scores
 from operant.import_by_name import Table, find_function, nearest
 from operant.options import Factory, arguments, defaults
+from operant.rewards import text_scores
 from operant.rewards.evaluate import Judged, check, judge, name_of
+from operant.rewards.text_scores import RewardBase
 from operant.rewards.wrapper import described_parts, every_part, held_out, parts_of, read_with
 from operant.sandbox.reward_call import as_in_trl
-from operant.text_scores import RewardBase
 from operant.types import OperantError, RewardFn, Task, of_user, require, shown, with_defaults
 
 __all__ = [
@@ -78,9 +78,9 @@ class BuiltIn:
 
 
 NAMES = {
-    "builtin": BuiltIn("operant.text_scores.classifier:builtin", "NAME, as in builtin:sentiment", 1),
+    "builtin": BuiltIn("operant.rewards.classifier:builtin", "NAME, as in builtin:sentiment", 1),
     "classifier": BuiltIn(
-        "operant.text_scores.classifier:labelled",
+        "operant.rewards.classifier:labelled",
         "a folder or Hub name, and a label if it is not positive: classifier:./my-model#2",
         1,
     ),

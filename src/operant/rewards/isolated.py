@@ -15,12 +15,12 @@ from itertools import groupby
 from operant.rewards import INSTALLED
 from operant.rewards.evaluate import CallFailure, Judged, SampleResult, check_answer
 from operant.rewards.failure_policy import IsolationOptions, Tolerant, apply_policy
+from operant.rewards.text_scores import RewardBase
 from operant.rewards.wrapper import Wrapper
 from operant.sandbox.pool import START, Job, Pool, Response
 from operant.sandbox.process import Limits
 from operant.sandbox.serialise import answer_from_plain, rollout_to_plain
 from operant.sandbox.worker import spec_of
-from operant.text_scores import RewardBase
 from operant.types import OperantError, RewardFn, Rollout, Total, said_of
 
 

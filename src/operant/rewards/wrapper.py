@@ -5,7 +5,7 @@ from copy import copy
 from typing import Any, TypeVar
 
 from operant.rewards.evaluate import Judged, check, judge
-from operant.text_scores import RewardBase
+from operant.rewards.text_scores import RewardBase
 from operant.types import RewardFn, Rollout, Tokenizer, Total, name_of, with_defaults
 
 Part = TypeVar("Part")

@@ -17,9 +17,9 @@ from typing import Any, Literal
 from operant.apps.code.problems import problem_of
 from operant.apps.code.verdicts import VerdictFile, Verdicts
 from operant.rewards.feedback import Feedback
+from operant.rewards.text_scores import references
 from operant.sandbox.jail import JailOptions, Verdict
 from operant.sandbox.ray import PROGRAMS, RayJail, RaySession
-from operant.text_scores import references
 from operant.types import OUTCOMES, Judgement, OperantError, Rollout, Task, require, shown
 
 __all__ = ["Programs", "UnitTests"]

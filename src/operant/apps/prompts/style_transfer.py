@@ -14,10 +14,10 @@ import torch
 
 from operant.apps.prompts.transfer import TEMPLATE, Rewriter, TransferSource, group_maxima, source_of
 from operant.options import Factory, arguments
-from operant.text_scores.bertscore import BertScore, Tokens, greedy_matching
-from operant.text_scores.classifier import OF_TASK, Classifier
-from operant.text_scores.perplexity import Perplexity
-from operant.text_scores.words import f_measure
+from operant.rewards.bertscore import BertScore, Tokens, greedy_matching
+from operant.rewards.classifier import OF_TASK, Classifier
+from operant.rewards.perplexity import Perplexity
+from operant.rewards.words import f_measure
 from operant.types import Judgement, OperantError, Rollout, Task, require, shown
 
 __all__ = ["StyleTransfer", "TransferQuality"]

@@ -16,8 +16,8 @@ import torch
 
 from operant.data import load_tasks
 from operant.engines.completions import Completions
+from operant.rewards.perplexity import Perplexity
 from operant.sampling import template_of
-from operant.text_scores.perplexity import Perplexity
 from operant.types import OperantError, Rollout, require, shown
 
 TEMPLATE = "{query}\n\nReply: {reply}\n\nIs this a good reply? Answer yes or no.\nAnswer:"

@@ -7,8 +7,8 @@ import torch
 
 from operant.data.demonstrations import whole_text
 from operant.options import read_mapping
+from operant.rewards.classifier import Classifier
 from operant.sampling import template_of
-from operant.text_scores.classifier import Classifier
 from operant.types import Message, OperantError, Rollout, Task, require
 
 __all__ = ["RewardModelScore"]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from operant.data.sources import read
-from operant.text_scores import Score, references
-from operant.text_scores.words import ngrams
-from operant.text_scores.words import tokenizer as tokenizer_of
+from operant.rewards.text_scores import Score, references
+from operant.rewards.words import ngrams
+from operant.rewards.words import tokenizer as tokenizer_of
 from operant.types import OperantError, Task, require, shown
 
 

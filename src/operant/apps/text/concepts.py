@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from operant.text_scores import Score, target_words
-from operant.text_scores.words import ngrams, words
-from operant.text_scores.words import tokenizer as tokenizer_of
+from operant.rewards.text_scores import Score, target_words
+from operant.rewards.words import ngrams, words
+from operant.rewards.words import tokenizer as tokenizer_of
 from operant.types import OperantError, Rollout, Task, require
 
 _VOWELS = "aeiou"

@@ -5,10 +5,10 @@ from statistics import fmean
 from typing import Any
 
 from operant.rewards import resolve
+from operant.rewards.classifier import Classifier
 from operant.rewards.combine import weighted
-from operant.text_scores import Score, target_of
-from operant.text_scores.classifier import Classifier
-from operant.text_scores.words import sentences
+from operant.rewards.text_scores import Score, target_of
+from operant.rewards.words import sentences
 from operant.types import OperantError, RewardFn, Rollout, Task, require, said_of
 
 
@@ -124,7 +124,7 @@ def intent(
 ) -> RewardFn:
     """intent_coef [predicted intent == target] + auto_coef * the reward `auto`, as RL4LMs' `intent_accuracy`.
 
-    The other options are those of `text_scores.Intent`.
+    The other options are those of `Intent`.
     """
     right = Intent(model, field=field, text=text, batch=batch, device=device)
     both = {"intent": (right, intent_coef)} | ({auto: (resolve(auto), auto_coef)} if auto_coef else {})

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from operant.import_by_name import extra
-from operant.text_scores import Score, of_several
-from operant.text_scores.words import tokenizer as tokenizer_of
+from operant.rewards.text_scores import Score, of_several
+from operant.rewards.words import tokenizer as tokenizer_of
 from operant.types import OperantError
 
 WORDNET = "python -m nltk.downloader wordnet"

@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from operant.text_scores import MEASURES, OfMeasures, target_of
-from operant.text_scores.words import f_measure, ngrams
-from operant.text_scores.words import tokenizer as tokenizer_of
+from operant.rewards.text_scores import MEASURES, OfMeasures, target_of
+from operant.rewards.words import f_measure, ngrams
+from operant.rewards.words import tokenizer as tokenizer_of
 from operant.types import OperantError, Rollout, Task, shown
 
 SMALLEST = 1e-5

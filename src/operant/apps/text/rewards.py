@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from operant.import_by_name import extra
-from operant.text_scores import target_words
+from operant.rewards.text_scores import target_words
 from operant.types import OperantError, RewardFn, Rollout, require
 
 

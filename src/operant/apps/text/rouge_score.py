@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 from operant.apps.text.nltk import stemmer as porter
 from operant.import_by_name import extra
-from operant.text_scores import Score, of_several
-from operant.text_scores.words import tokenizer as tokenizer_of
+from operant.rewards.text_scores import Score, of_several
+from operant.rewards.words import tokenizer as tokenizer_of
 from operant.types import Rollout, require, shown
 
 TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")

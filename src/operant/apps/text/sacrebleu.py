@@ -4,7 +4,7 @@ from itertools import zip_longest
 from typing import Any
 
 from operant.import_by_name import extra
-from operant.text_scores import Score, references
+from operant.rewards.text_scores import Score, references
 from operant.types import Rollout, require
 
 

@@ -12,14 +12,14 @@ from operant.algorithms import find
 from operant.data import DataOptions, load_tasks
 from operant.models.policy import Policy
 from operant.options import compose, convert
+from operant.rewards.bertscore import BertScore
+from operant.rewards.classifier import Classifier
 from operant.rollouts.play import Opening
 from operant.runs import named_parts
 from operant.runs.judged_replies import part, scorer
 from operant.runs.named_models import divided, load, load_initial, run_options, stated_return
 from operant.runs.trackers.console import emit, plain
 from operant.sampling import ReplyText, Sampling, encode_prompt, reply_text, task_key, template_of
-from operant.text_scores.bertscore import BertScore
-from operant.text_scores.classifier import Classifier
 from operant.tools.cli.arguments import Options, as_spec, counted, refuse, taken
 from operant.tools.cli.program_files import OF_TESTS, write_programs
 from operant.tools.cli.reply_files import OF_FILES, bound_of, write_replies

@@ -26,11 +26,11 @@ from operant.metrics.passes import of_samples
 from operant.models.policy import Policy
 from operant.options import compose
 from operant.options import read as read_option
+from operant.rewards.text_scores import RewardBase
 from operant.runs.judged_replies import JudgedReply, Kept, Scorer, scored
 from operant.runs.named_models import load
 from operant.sampling import Sampling, encode_prompt
 from operant.sandbox.jail import JailOptions, Verdict
-from operant.text_scores import RewardBase
 from operant.tools.cli.arguments import Options, counted, new_file, refuse, taken
 from operant.tools.cli.reply_files import OF_PROMPTS, ReplyProgress, TaskSet, going_on, hand_over, stamp, tasks_asked
 from operant.tools.diagnosis.intervals import wilson

@@ -28,13 +28,13 @@ from operant.data.tasks import EVERY, left_out
 from operant.models.policy import Policy
 from operant.options import compose, convert
 from operant.options import read as read_option
+from operant.rewards.text_scores import RewardBase
 from operant.runs import named_parts
 from operant.runs.judged_replies import Kept, Scorer, best_of, drawn, scorer
 from operant.runs.named_models import divided, load, run_options, stated_return
 from operant.runs.signals import terminated_as_interrupted
 from operant.runs.trackers.console import emit
 from operant.sampling import Sampling
-from operant.text_scores import RewardBase
 from operant.tools.cli.arguments import Options, as_spec, counted, new_file, refuse, taken
 from operant.training.options import find_device
 from operant.types import OperantError, RewardFn, Task, Tokenizer, require, shown

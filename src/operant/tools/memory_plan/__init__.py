@@ -24,11 +24,11 @@ from operant.data.demonstrations import Demonstrations
 from operant.data.sources import share, split_off
 from operant.rewards import NAMES as BUILT_IN
 from operant.rewards import parts_of, resolve
+from operant.rewards.classifier import Classifier
 from operant.runs import named_parts
 from operant.runs.config import Config
 from operant.runs.evaluate import MICRO_TOKENS
 from operant.sampling import encode_prompt
-from operant.text_scores.classifier import Classifier
 from operant.tools.memory_plan.fake_tensors import fake_tensors
 from operant.tools.memory_plan.model import MemoryModel, bytes_of, classifier_memory, config_of, tokenizer_of
 from operant.training.options import find_device

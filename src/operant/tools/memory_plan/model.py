@@ -23,9 +23,9 @@ from operant.models.policy import Policy
 from operant.models.safe_loading import load_config, load_tokenizer, positions_of
 from operant.models.twins import in_halves
 from operant.models.value_head import ValueOptions
+from operant.rewards.classifier import Classifier
 from operant.runs.config import Config
 from operant.storage.hub import find_config
-from operant.text_scores.classifier import Classifier
 from operant.tools.memory_plan.fake_tensors import Memory
 from operant.training.optimizer import RateOptions
 from operant.training.update import SAMPLE

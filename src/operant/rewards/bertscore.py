@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from operant.models.model_passes import TextModel, encode, load, passes
-from operant.text_scores import MEASURES, OfMeasures, of_several, references
-from operant.text_scores.words import f_measure
+from operant.rewards.text_scores import MEASURES, OfMeasures, of_several, references
+from operant.rewards.words import f_measure
 from operant.types import OperantError, Rollout, Task, require
 
 

@@ -24,7 +24,7 @@ SCORES = Lazy(
         "rouge": "operant.apps.text.rouge_score:Rouge",
         "meteor": "operant.apps.text.nltk:Meteor",
         "cider": "operant.apps.text.cider:Cider",
-        "bertscore": "operant.text_scores.bertscore:BertScore",
+        "bertscore": "operant.rewards.bertscore:BertScore",
         "parent": "operant.apps.text.parent:Parent",
         "consistency": "operant.apps.text.judged_by_classifier:Consistency",
         "intent": "operant.apps.text.judged_by_classifier:Intent",
@@ -36,7 +36,7 @@ SCORES = Lazy(
 )
 """Scores of single replies, by name: the classes."""
 OF_ALL = Lazy(
-    {"diversity": "operant.apps.text.concepts:Diversity", "perplexity": "operant.text_scores.perplexity:Perplexity"}
+    {"diversity": "operant.apps.text.concepts:Diversity", "perplexity": "operant.rewards.perplexity:Perplexity"}
 )
 """What is measured of all replies together, by name."""
 MEASURES = ("f", "precision", "recall")
