@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from operant.algorithms import Algorithm
     from operant.api import steps, train
-    from operant.envs.check import check_env
     from operant.models.base import PolicyBase
     from operant.models.loading import export, load_policy
     from operant.models.policy import Policy
     from operant.models.value_head import ValueOptions
     from operant.rewards.isolated import isolated
     from operant.runs.build import recorded_replies
+    from operant.runs.check_env import check_env
     from operant.runs.run import Observer, Run
     from operant.sampling import Sampling
     from operant.tools.diagnosis import diagnose
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 _NAMES = {
     "algorithms": "Algorithm",
     "api": "steps train",
-    "envs.check": "check_env",
     "models.base": "PolicyBase",
     "models.loading": "export load_policy",
     "models.policy": "Policy",
     "models.value_head": "ValueOptions",
     "rewards.isolated": "isolated",
     "runs.build": "recorded_replies",
+    "runs.check_env": "check_env",
     "runs.run": "Observer Run",
     "sampling": "Sampling",
     "tools.diagnosis": "diagnose",
