@@ -44,7 +44,7 @@ def summary(name: str) -> dict:
     """Curves, evaluation-out evaluation, findings, and the last replies to the first probe prompts."""
     import pyarrow.parquet as pq
 
-    from operant.tools.diagnosis import diagnose, read_history
+    from operant.tools.report.diagnosis import diagnose, read_history
 
     evaluation = json.loads((RUNS / name / "evaluation.json").read_text(encoding="utf-8"))
     metrics = [json.loads(line) for line in (RUNS / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

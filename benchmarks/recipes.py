@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.kept import drawn, places
 from operant.data import DataOptions, load_tasks
 from operant.rewards import resolve
-from operant.tools.diagnosis import diagnose, read_history, verdict
+from operant.tools.report.diagnosis import diagnose, read_history, verdict
 from operant.types import Rollout, Task
 
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.kept import places
 from benchmarks.sentiment_seeds import CONTROL, QUICK, ROOT
-from operant.tools.diagnosis import diagnose, read_history, verdict
+from operant.tools.report.diagnosis import diagnose, read_history, verdict
 
 RUNS, RESULT = places("bench-methods", "sentiment-methods")
 SHUFFLED = ["--reward", CONTROL]

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.kept import drawn, places
-from operant.tools.diagnosis import diagnose, read_history, verdict
+from operant.tools.report.diagnosis import diagnose, read_history, verdict
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = places("bench-sentiment", "sentiment-seeds")

@@ -37,7 +37,7 @@ NEEDED = {
     "builtin/*/model.safetensors",
     "builtin/*/tokenizer.json",
 }
-NEEDED |= {"tools/diagnosis/*.toml", "tools/labels/*.sql", "runs/trackers/chart.html", "runs/trackers/curve.svg"}
+NEEDED |= {"tools/report/diagnosis/*.toml", "tools/labels/*.sql", "runs/trackers/chart.html", "runs/trackers/curve.svg"}
 NEEDED |= {f"tools/{page}/page/{name}" for page in ("report", "labels") for name in PAGE}
 """Files under src/operant/ that are no Python, some of each. The wheel must have every file of that folder."""
 USES = {

@@ -20,7 +20,7 @@ from operant.metrics import registry
 from operant.options import defaults, names
 from operant.runs.config import config_schema, recipes
 from operant.tools.cli.parser import as_typed, sentences
-from operant.tools.diagnosis import foreign
+from operant.tools.report.diagnosis import foreign
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]

@@ -15,7 +15,7 @@ from benchmarks.work import SHAPES, WORKS
 
 from operant.models.logprobs import BUDGET
 from operant.models.twins import MOST
-from operant.tools.diagnosis.intervals import t_quantile
+from operant.tools.report.diagnosis.intervals import t_quantile
 
 RESULTS = Path(__file__).parent / "../benchmarks/results"
 NOTHING = "Not measured yet.\n"

@@ -57,7 +57,7 @@ MODULES = (
     "operant.engines.native.engine",
     "operant.engines.ray",
     "operant.training.update_rules",
-    "operant.tools.diagnosis",
+    "operant.tools.report.diagnosis",
 )
 """Public are the names of `__all__`; in a module without it, what the module defines without a leading underscore."""
 SHAPE = re.compile(r"\[[^\[\]`]*\b[A-Z]\b[^\[\]]*\]|\[len\(|\bscalar\b|\b(any|same|in the) shape\b")

@@ -19,7 +19,7 @@ from operant.metrics.registry import METRICS
 from operant.options import defaults
 from operant.runs.config import config_schema, recipes
 from operant.tools.cli.parser import as_typed, sentences
-from operant.tools.diagnosis.history import FINDINGS
+from operant.tools.report.diagnosis.history import FINDINGS
 from operant.training.optimizer import OptimizerOptions
 
 DOCS = Path(__file__).parent

@@ -43,7 +43,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from operant import Learner
-from operant.tools.diagnosis import Finding, diagnose, latest
+from operant.tools.report.diagnosis import Finding, diagnose, latest
 
 STOP, VOCABULARY, LONGEST, REPLIES = 2, 200, 12, 64
 QUERIES = [[5, 6, 7]] * REPLIES

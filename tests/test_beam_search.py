@@ -13,7 +13,7 @@ from toys import bare_logprobs, lm
 from operant import OperantError, Policy, PolicyBase, Sampling, diagnose, load_policy, train
 from operant.engines.beam_search import BeamSearch
 from operant.models.soft_prompt import attach
-from operant.tools.diagnosis import History, read_history
+from operant.tools.report.diagnosis import History, read_history
 
 PROMPTS = [[3, 4, 5], [6, 3], [7, 7, 4], [5]]
 

@@ -21,7 +21,7 @@ from operant.runs.config import as_mapping, configure, load_recipe
 from operant.tools.cli import commands, help, main
 from operant.tools.cli.arguments import parse
 from operant.tools.cli.commands import COMMANDS
-from operant.tools.diagnosis.history import flat
+from operant.tools.report.diagnosis.history import flat
 
 
 @pytest.fixture

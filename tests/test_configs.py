@@ -34,7 +34,7 @@ from operant.runs.config import config_schema, configure
 from operant.runs.folder import read_config
 from operant.runs.notes import idle
 from operant.tools.cli import main
-from operant.tools.diagnosis import EXPLAINS, read_history
+from operant.tools.report.diagnosis import EXPLAINS, read_history
 
 TASKS = ["ab", "cde", "the end", "h"]
 BASE = {"steps": 1, "batch": 4, "probes": 2, "sampling.max_tokens": 4, "update.epochs": 1, "update.minibatch": 2}

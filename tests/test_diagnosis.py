@@ -8,10 +8,10 @@ from cases import cases
 
 from operant.rollouts.generation_kwargs import UNSCORED
 from operant.runs.folder import as_parquet
-from operant.tools.diagnosis import EXPLAINS, RULES, History, diagnose, read_history, verdict
-from operant.tools.diagnosis.history import FINDINGS
-from operant.tools.diagnosis.progress import progress
-from operant.tools.diagnosis.sampling import SETTINGS
+from operant.tools.report.diagnosis import EXPLAINS, RULES, History, diagnose, read_history, verdict
+from operant.tools.report.diagnosis.history import FINDINGS
+from operant.tools.report.diagnosis.progress import progress
+from operant.tools.report.diagnosis.sampling import SETTINGS
 from operant.tools.report.run_report import in_reward_units, key_numbers
 from operant.types import OUTCOMES
 

@@ -19,8 +19,8 @@ from toys import letters, lm
 
 from operant import Judgement, Learner, train
 from operant.engines.native.engine import NativeEngine
-from operant.tools.diagnosis import RULES, Finding, History, diagnose, verdict
-from operant.tools.diagnosis.progress import progress
+from operant.tools.report.diagnosis import RULES, Finding, History, diagnose, verdict
+from operant.tools.report.diagnosis.progress import progress
 
 TOY = {"optimizer.lr": 1e-2, "max_tokens": 8, "kl.coef": 0.0, "minibatch": 32, "update.epochs": 2, "watch_every": 0}
 QUERY = [5, 6, 7]

@@ -23,7 +23,7 @@ from operant.runs import judged_replies
 from operant.runs.judged_replies import JudgedReply, best_of
 from operant.tools.cli import main
 from operant.tools.cli.reply_files import best_of_bound
-from operant.tools.diagnosis.intervals import bootstrap, wilson
+from operant.tools.report.diagnosis.intervals import bootstrap, wilson
 from operant.tools.report.models import Compared, wins
 
 

@@ -11,10 +11,10 @@ from cases import cases, slow
 from operant import OperantError, diagnose
 from operant.metrics.registry import METRICS, describe
 from operant.tools.cli import main
-from operant.tools.diagnosis import verdict
-from operant.tools.diagnosis.foreign import LIBRARIES, audit_log
-from operant.tools.diagnosis.history import FINDINGS
-from operant.tools.diagnosis.logs import read_log
+from operant.tools.report.diagnosis import verdict
+from operant.tools.report.diagnosis.foreign import LIBRARIES, audit_log
+from operant.tools.report.diagnosis.history import FINDINGS
+from operant.tools.report.diagnosis.logs import read_log
 
 NAMES = {
     "grpo": "reward kl entropy clip_ratio/region_mean completions/mean_length grad_norm learning_rate",

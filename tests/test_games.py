@@ -15,8 +15,8 @@ from operant import Rollout, Task, Turn
 from operant.api import runs
 from operant.metrics.games import of_games, of_replies, transcript
 from operant.runs.folder import RunFolder
-from operant.tools.diagnosis import History, diagnose, read_history, verdict
 from operant.tools.report import games, parquet, run_report
+from operant.tools.report.diagnosis import History, diagnose, read_history, verdict
 from operant.tools.report.runs import read_run
 from operant.tools.report.server import Server, Serving
 from operant.tools.report.summary import results

@@ -10,8 +10,8 @@ from operant.api import runs
 from operant.objectives.advantages import group_relative
 from operant.rewards.shaping import RunningMoments
 from operant.runs.config import configure
-from operant.tools.diagnosis.history import History
-from operant.tools.diagnosis.rewards import no_advantage
+from operant.tools.report.diagnosis.history import History
+from operant.tools.report.diagnosis.rewards import no_advantage
 
 GIVEN = {"tasks": ["ab", "cde", "the end", "h"], "reward": "letters:a"}
 SMALL = {"steps": 2, "batch": 8, "probes": 0, "sampling.max_tokens": 4, "watch_every": 0}

@@ -10,7 +10,7 @@ from toys import letters, lm
 from operant import Learner, machine
 from operant.metrics.collect import of_texts, query_share, top_word
 from operant.models.model_passes import passes
-from operant.tools.diagnosis import latest
+from operant.tools.report.diagnosis import latest
 
 
 def test_text_metrics_by_hand():

@@ -9,7 +9,7 @@ import pytest
 from cases import cases, slow
 
 from operant import Learner, diagnose
-from operant.tools.diagnosis.sampling import SETTINGS
+from operant.tools.report.diagnosis.sampling import SETTINGS
 from operant.training.setup import MaskOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from operant.storage.hub import builtin_models
-from operant.tools.diagnosis import diagnose, read_history, verdict
+from operant.tools.report.diagnosis import diagnose, read_history, verdict
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 

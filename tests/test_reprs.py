@@ -5,7 +5,7 @@ from toys import letters, lm
 
 from operant import Batch, Completion, Learner, Outputs, Task, Turn
 from operant.storage.checkpoint import RunState
-from operant.tools.diagnosis import Finding
+from operant.tools.report.diagnosis import Finding
 
 
 def test_values_that_are_long_are_sizes() -> None:

@@ -26,8 +26,8 @@ from operant.runs.resume import Change, go_on, stored_options
 from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import newest_whole
 from operant.tools.cli import main
-from operant.tools.diagnosis import read_history
-from operant.tools.diagnosis.progress import progress
+from operant.tools.report.diagnosis import read_history
+from operant.tools.report.diagnosis.progress import progress
 
 
 def again(out, reward=count_a, **given):

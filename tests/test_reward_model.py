@@ -20,7 +20,7 @@ from operant.models.reference import digest
 from operant.models.safe_loading import load_tensors
 from operant.rewards import resolve
 from operant.tools.cli import main
-from operant.tools.diagnosis import History, diagnose
+from operant.tools.report.diagnosis import History, diagnose
 from operant.tools.report.run_report import page_data
 from operant.tools.report.summary import brief
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from operant.runs.check_env import check_env
     from operant.runs.run import Observer, Run
     from operant.sampling import Sampling
-    from operant.tools.diagnosis import diagnose
+    from operant.tools.report.diagnosis import diagnose
     from operant.training.learner import Learner
     from operant.types import Batch, Completion, Judgement, OperantError, Outputs, Rollout, Step, Task, Turn
 
@@ -36,7 +36,7 @@ _NAMES = {
     "runs.check_env": "check_env",
     "runs.run": "Observer Run",
     "sampling": "Sampling",
-    "tools.diagnosis": "diagnose",
+    "tools.report.diagnosis": "diagnose",
     "training.learner": "Learner",
     "types": "Batch Completion Judgement OperantError Outputs Rollout Step Task Turn",
 }

@@ -9,12 +9,12 @@ from operant.net.listening import is_local
 from operant.options import convert
 from operant.runs.trackers.console import emit
 from operant.tools.cli.arguments import Options, refuse, taken
-from operant.tools.diagnosis.history import counted
 from operant.tools.labels.agreement import agreement, win_rates
 from operant.tools.labels.export import export
 from operant.tools.labels.items import KINDS, read_items
 from operant.tools.labels.server import LabelServer, LabelServing
 from operant.tools.labels.store import Store
+from operant.tools.report.diagnosis.history import counted
 from operant.tools.report.summary import aligned
 from operant.types import require, shown
 

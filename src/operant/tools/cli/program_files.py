@@ -33,7 +33,7 @@ from operant.sampling import Sampling, encode_prompt
 from operant.sandbox.jail import JailOptions, Verdict
 from operant.tools.cli.arguments import Options, counted, new_file, refuse, taken
 from operant.tools.cli.reply_files import OF_PROMPTS, ReplyProgress, TaskSet, going_on, hand_over, stamp, tasks_asked
-from operant.tools.diagnosis.intervals import wilson
+from operant.tools.report.diagnosis.intervals import wilson
 from operant.training.options import find_device
 from operant.types import OUTCOMES, OperantError, Rollout, Task, Turn, require, shown, with_defaults
 

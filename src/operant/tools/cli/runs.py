@@ -12,10 +12,10 @@ from typing import Any
 from operant.runs.folder import changed, run_folders, state
 from operant.runs.trackers.console import emit, plain
 from operant.tools.cli.arguments import Options
-from operant.tools.diagnosis import diagnose, read_history, short_verdict, verdict
-from operant.tools.diagnosis.foreign import audit_log
-from operant.tools.diagnosis.history import number
-from operant.tools.diagnosis.progress import progress
+from operant.tools.report.diagnosis import diagnose, read_history, short_verdict, verdict
+from operant.tools.report.diagnosis.foreign import audit_log
+from operant.tools.report.diagnosis.history import number
+from operant.tools.report.diagnosis.progress import progress
 from operant.tools.report.display import print_diagnosis, print_findings
 from operant.tools.report.downsample import short
 from operant.tools.report.parquet import reading_run

@@ -12,10 +12,10 @@ from statistics import fmean, median
 from typing import Any
 
 from operant.data.replies import scores_of
-from operant.tools.diagnosis.history import counted, percent
-from operant.tools.diagnosis.intervals import wilson
 from operant.tools.labels.items import IMPORT, KINDS, as_text, ordered_pairs, ranks
 from operant.tools.labels.store import Label, Store
+from operant.tools.report.diagnosis.history import counted, percent
+from operant.tools.report.diagnosis.intervals import wilson
 from operant.types import OperantError
 
 LEVELS = {"pick": "nominal", "rank": "ordinal", "rate": "interval", "good": "nominal"}

@@ -24,8 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from operant.tools.diagnosis.history import counted
 from operant.tools.labels.items import IMPORT, KINDS, Item, checked_answer, name_of_labeller, now
+from operant.tools.report.diagnosis.history import counted
 from operant.types import OperantError, require, shown
 
 VERSION = 1

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import TypedDict
 
 from operant.algorithms import ALGORITHMS, Algorithm
-from operant.tools.diagnosis.history import History, counted, number, percent
+from operant.tools.report.diagnosis.history import History, counted, number, percent
 from operant.tools.report.downsample import short
 
 _TIMES = ", times the critic's probability of the outcome when it has read that token"

@@ -14,9 +14,9 @@ from operant.runs.games import playable
 from operant.runs.run import Observer, Run
 from operant.runs.trackers.console import Console, before_after, plain
 from operant.runs.trackers.notebook import Chart, in_notebook, link
-from operant.tools.diagnosis import diagnose, read_history, verdict
-from operant.tools.diagnosis.history import Finding, counted, percent
 from operant.tools.report import parquet, prompts
+from operant.tools.report.diagnosis import diagnose, read_history, verdict
+from operant.tools.report.diagnosis.history import Finding, counted, percent
 from operant.types import OperantError, Rollout
 
 LARGE, MOST = 100e6, 5e-5

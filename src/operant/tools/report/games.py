@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from operant.tools.diagnosis.history import read_json
 from operant.tools.report import parquet
+from operant.tools.report.diagnosis.history import read_json
 from operant.tools.report.html import fitting, spread
 from operant.tools.report.replies import Reader
 

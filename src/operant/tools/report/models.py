@@ -13,8 +13,8 @@ from typing import Any
 
 from operant.runs.judged_replies import JudgedReply
 from operant.storage import atomic_io
-from operant.tools.diagnosis.intervals import bootstrap, wilson
 from operant.tools.report import html
+from operant.tools.report.diagnosis.intervals import bootstrap, wilson
 from operant.tools.report.downsample import short
 
 SCRIPTS = ("charts.js", "models.js")

@@ -3,7 +3,7 @@
 import time
 
 from operant.runs.run import Observer, Run
-from operant.tools.diagnosis import diagnose
+from operant.tools.report.diagnosis import diagnose
 from operant.tools.report.run_report import write_report
 
 SECONDS = 20.0

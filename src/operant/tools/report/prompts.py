@@ -29,8 +29,8 @@ from operant.rewards import parts_of
 from operant.runs.run import Observer, Run
 from operant.sampling import Sampling
 from operant.storage import atomic_io
-from operant.tools.diagnosis.history import read_json
 from operant.tools.report import parquet
+from operant.tools.report.diagnosis.history import read_json
 from operant.tools.report.downsample import short
 from operant.tools.report.html import spread
 from operant.tools.report.replies import Reader

@@ -14,11 +14,11 @@ from typing import Any, NotRequired, TypedDict
 
 from operant.metrics.registry import CHOSEN, METRICS, describe
 from operant.storage import atomic_io
-from operant.tools.diagnosis import History, diagnose, read_history, verdict
-from operant.tools.diagnosis.history import RECENT, capitalised, counted, read_json
-from operant.tools.diagnosis.progress import progress
 from operant.tools.report import games, html, prompts
 from operant.tools.report.cycle import cycle
+from operant.tools.report.diagnosis import History, diagnose, read_history, verdict
+from operant.tools.report.diagnosis.history import RECENT, capitalised, counted, read_json
+from operant.tools.report.diagnosis.progress import progress
 from operant.tools.report.downsample import Curves, Heatmaps, Metrics, curves, short, steps_per_interval
 from operant.tools.report.parquet import reading_run
 from operant.tools.report.replies import Reader, embedded, probes

@@ -16,7 +16,7 @@ from typing import Any
 from operant.metrics import collect
 from operant.options import read_mapping
 from operant.storage import old_names
-from operant.tools.diagnosis import Finding, History, diagnose, read_history
+from operant.tools.report.diagnosis import Finding, History, diagnose, read_history
 from operant.types import OperantError, require
 
 FILE = "sweep.yaml"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from operant.metrics.games import numbers
-from operant.tools.diagnosis.history import RECENT, counted
-from operant.tools.diagnosis.intervals import t_quantile, wilson
-from operant.tools.diagnosis.progress import EARLY, progress
+from operant.tools.report.diagnosis.history import RECENT, counted
+from operant.tools.report.diagnosis.intervals import t_quantile, wilson
+from operant.tools.report.diagnosis.progress import EARLY, progress
 from operant.tools.report.downsample import short
 from operant.tools.report.runs import SEED, Group, RunRecord, as_text, read_run
 

@@ -4,8 +4,8 @@ import math
 from statistics import fmean
 
 from operant.metrics.registry import METRICS
-from operant.tools.diagnosis.distance import higher_kl_option
-from operant.tools.diagnosis.history import Finding, History, capitalised, finding, number, percent, too_large
+from operant.tools.report.diagnosis.distance import higher_kl_option
+from operant.tools.report.diagnosis.history import Finding, History, capitalised, finding, number, percent, too_large
 
 STEPS = 3
 """The current value of a metric of the update is its mean over this many steps."""
@@ -39,7 +39,7 @@ def ratio(history: History) -> Finding | None:
         "policy/ratio_min": ("fell to", min),
         "policy/ratio_std": ("had a spread of", fmean),
     }
-    found = {name: history.values(name)[-STEPS:] for name in said}
+    found = {name: history.last(name, STEPS) for name in said}
     odd = [name for name, last in found.items() if last and all(map(METRICS[name].unhealthy, last))]
     if not odd:
         return None
@@ -62,8 +62,7 @@ def no_step(history: History) -> Finding | None:
 
 
 def critic(history: History) -> Finding | None:
-    values = history.values("value/explained_variance")
-    last = values[-JUDGED:]
+    values, last = history.values("value/explained_variance"), history.last("value/explained_variance", JUDGED)
     if len(values) < WARM_UP + JUDGED:
         return None
     mean = sum(last) / len(last)
@@ -74,7 +73,7 @@ def critic(history: History) -> Finding | None:
 
 
 def scoring(history: History) -> Finding | None:
-    gap = max(history.values("rollout/logprob_gap")[-3:], default=0.0)
+    gap = max(history.last("rollout/logprob_gap", 3), default=0.0)
     if gap < GAP:
         return None
     if gap > HALF:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from operant.tools.diagnosis.history import FINDINGS, RECENT, Finding, History, counted, number
-from operant.tools.diagnosis.progress import DRIFTED, EARLY, RewardChange, progress
-from operant.tools.diagnosis.rewards import MOVED, PATIENCE
+from operant.tools.report.diagnosis.history import FINDINGS, RECENT, Finding, History, counted, number
+from operant.tools.report.diagnosis.progress import DRIFTED, EARLY, RewardChange, progress
+from operant.tools.report.diagnosis.rewards import MOVED, PATIENCE
 
 Outcome = Literal[
     "nothing yet", "too early", "relative", "learned", "may have learned", "got worse", "no rise yet", "did not learn"

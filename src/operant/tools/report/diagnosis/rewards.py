@@ -2,8 +2,8 @@
 already maximal; and about worlds of many turns: episodes that outgrow the context, commands that are not understood,
 empty or copied from the prompt, and games never won."""
 
-from operant.tools.diagnosis.history import RECENT, Finding, History, counted, finding, number, percent, too_large
-from operant.tools.diagnosis.progress import DRIFTED, progress
+from operant.tools.report.diagnosis.history import Finding, History, counted, finding, number, percent, too_large
+from operant.tools.report.diagnosis.progress import DRIFTED, progress
 
 EQUAL = 1e-6
 """A spread below this share of the score is rounding."""
@@ -47,7 +47,7 @@ def verifier(history: History) -> Finding | None:
 
 def constant(history: History) -> Finding | None:
     wait = _wait(history)
-    spreads, mean = history.values("reward/std")[-wait:], history.recent("reward/mean", 1)
+    spreads, mean = history.last("reward/std", wait), history.recent("reward/mean", 1)
     if not spreads or mean is None or not _equal(spreads, mean):
         return None
     learned = (score := progress(history)) is not None and score.learned
@@ -73,10 +73,10 @@ def _wait(history: History) -> int:
 
 def no_advantage(history: History) -> Finding | None:
     """In most steps no reply was better or worse than expected. A single one between others proves nothing."""
-    zero, name = history.values("preference/unpaired")[-RECENT:], "preference/unpaired"
+    zero, name = history.last("preference/unpaired"), "preference/unpaired"
     lacks = "no prompt had a better and a worse reply, which make a pair"
     if not zero:
-        zero, name = history.values("policy/advantage_zero")[-RECENT:], "policy/advantage_zero"
+        zero, name = history.last("policy/advantage_zero"), "policy/advantage_zero"
         lacks = "every advantage was 0: no reply was better or worse than those it is compared with"
     spreads, mean = history.values("reward/std"), history.recent("reward/mean", 1)
     if 0 < len(spreads) < _wait(history) and _equal(spreads, mean or 0.0):  # which is what `constant` waits for
@@ -91,7 +91,7 @@ def no_advantage(history: History) -> Finding | None:
 
 def saturated(history: History) -> Finding | None:
     first, now, mean = history.first("reward/std"), history.recent("reward/std"), history.recent("reward/mean")
-    score, highest = progress(history), max(history.values("reward/max")[-RECENT:], default=None)
+    score, highest = progress(history), max(history.last("reward/max"), default=None)
     if not first or now is None or mean is None or highest is None or score is None or not score.learned:
         return None
     if now > SATURATED * first or now <= EQUAL * abs(mean) or highest - mean > first:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from operant.tools.diagnosis import distance, rewards, sampling, texts, updates
-from operant.tools.diagnosis.history import FINDINGS, Finding, History, latest, read_history
-from operant.tools.diagnosis.verdict import short_verdict, verdict
+from operant.tools.report.diagnosis import distance, rewards, sampling, texts, updates
+from operant.tools.report.diagnosis.history import FINDINGS, Finding, History, latest, read_history
+from operant.tools.report.diagnosis.verdict import short_verdict, verdict
 
 if TYPE_CHECKING:
     from operant.runs.ahead import Learner

@@ -15,8 +15,8 @@ from itertools import pairwise
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
-from operant.tools.diagnosis.history import RECENT, History, number, percent
-from operant.tools.diagnosis.intervals import t_quantile
+from operant.tools.report.diagnosis.history import RECENT, History, number, percent
+from operant.tools.report.diagnosis.intervals import t_quantile
 
 EARLY = 2 * RECENT
 """With fewer steps there is no verdict on learning: the first and the last `RECENT` steps, which are compared, would be

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from operant.metrics import collect, rollout_table
-from operant.options import flat, read_mapping, values
-from operant.runs.folder import of_scores
+from operant.options import flat, values
+from operant.runs.folder import of_scores, read_config
 from operant.sampling import token_pieces
-from operant.storage import atomic_io, old_names
+from operant.storage import atomic_io
 from operant.types import OperantError
 
 RECENT = 5
@@ -133,10 +133,13 @@ class History:
         """Return the first value of a metric: the one before training if the history is complete."""
         return next(iter(self.values(name)), None)
 
+    def last(self, name: str, steps: int = RECENT) -> list[float]:
+        """Return the last `steps` values of a metric."""
+        return self.values(name)[-steps:]
+
     def recent(self, name: str, steps: int = RECENT) -> float | None:
         """Return the mean of the last `steps` values of a metric."""
-        last = self.values(name)[-steps:]
-        return sum(last) / len(last) if last else None
+        return sum(last) / len(last) if (last := self.last(name, steps)) else None
 
     def since(self, name: str, is_odd: Callable[[float], bool]) -> int:
         """Return the first step of the last unbroken run of odd values, or the newest step if the last one is fine."""
@@ -213,8 +216,7 @@ def latest(source: Any) -> History:
 
 def read_history(folder: str | Path) -> History:
     """Read the history of a run folder. Missing files are left out. Raises: OperantError for an unreadable file."""
-    folder = Path(folder)
-    rollouts, config = folder / "rollouts", folder / "config.yaml"
+    rollouts = (folder := Path(folder)) / "rollouts"
     newest = max((atomic_io.step_of(path) or 0 for path in rollouts.glob("step-*.parquet")), default=0)
     return History(
         metrics=[
@@ -223,7 +225,7 @@ def read_history(folder: str | Path) -> History:
         ],
         rows=_rows(rollouts / f"{atomic_io.step_name(newest)}.parquet"),
         reference=_rows(folder / "probes" / "reference.parquet"),
-        config=flat(old_names.current(read_mapping(config), config)) if config.is_file() else {},
+        config=flat(read_config(folder)) if (folder / "config.yaml").is_file() else {},
         evaluation=read_json(folder / "evaluation.json"),
         rescored=_rescored(folder),
     )

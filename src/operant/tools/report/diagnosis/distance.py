@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from operant.tools.diagnosis.history import RECENT, Finding, History, finding, number, percent
-from operant.tools.diagnosis.progress import progress
+from operant.tools.report.diagnosis.history import RECENT, Finding, History, finding, number, percent
+from operant.tools.report.diagnosis.progress import progress
 
 HIGH = 10.0
 """Nats per reply: the end of the registry's healthy range. The demo learns at 7 to 9, the letters task without a
@@ -57,8 +57,7 @@ def high_kl(history: History) -> Finding | None:
 
 
 def slow_price(history: History) -> Finding | None:
-    target, kl = _target(history), history.values("kl/per_reply")[-PATIENCE:]
-    prices = history.values("kl/coef")[-PATIENCE:]
+    target, kl, prices = _target(history), history.last("kl/per_reply", PATIENCE), history.last("kl/coef", PATIENCE)
     if target is None or len(kl) < PATIENCE or len(prices) < PATIENCE or not prices[0]:
         return None
     low, high = min(kl) / target, max(kl) / target

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from operant.rollouts.generation_kwargs import UNSCORED
-from operant.tools.diagnosis.history import RECENT, Finding, History, capitalised, finding, number, percent
+from operant.tools.report.diagnosis.history import RECENT, Finding, History, capitalised, finding, number, percent
 
 ERRORS = 3.0
 """A KL counts as negative if it is this many standard errors below 0. With two, a healthy start would raise one false
@@ -95,7 +95,7 @@ def _negative_kl(history: History) -> tuple[str, int] | None:
 
 def _likelihood_gap(history: History) -> tuple[str, float, int] | None:
     """Return a clause about the likelihood gap, the gap, and the step where it began; None if noise explains it."""
-    z, gap = history.values("rollout/likelihood_z")[-RECENT:], history.recent("rollout/likelihood_gap")
+    z, gap = history.last("rollout/likelihood_z"), history.recent("rollout/likelihood_gap")
     if not z or gap is None or abs(gap) < ODD_GAP:
         return None
     difference = history.recent("rollout/logprob_gap")
@@ -104,7 +104,7 @@ def _likelihood_gap(history: History) -> tuple[str, float, int] | None:
     together = sum(z) / len(z) ** 0.5
     if gap * together <= 0:  # a nearly deterministic policy had one rare draw: the signs of mean and pooled z differ
         return None
-    tokens = sum(history.values("rollout/count")[-RECENT:]) * (history.recent("rollout/reply_tokens") or 0.0)
+    tokens = sum(history.last("rollout/count")) * (history.recent("rollout/reply_tokens") or 0.0)
     if abs(together) <= ODD_Z or 0 < gap * tokens < BALANCE:
         return None
     how = "more likely" if gap > 0 else "less likely"

@@ -7,9 +7,9 @@ known. The values of the healthy demo are given with the thresholds.
 from collections import Counter
 
 from operant.metrics import collect
-from operant.tools.diagnosis.distance import kl_advice
-from operant.tools.diagnosis.history import RECENT, Finding, History, finding, number, percent
-from operant.tools.diagnosis.progress import progress
+from operant.tools.report.diagnosis.distance import kl_advice
+from operant.tools.report.diagnosis.history import RECENT, Finding, History, finding, number, percent
+from operant.tools.report.diagnosis.progress import progress
 from operant.types import OUTCOMES
 
 STEPS = 3

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from operant.metrics.registry import describe
-from operant.tools.diagnosis.history import FINDINGS, Finding, History, is_finite
-from operant.tools.diagnosis.logs import read_log
+from operant.tools.report.diagnosis.history import FINDINGS, Finding, History, is_finite
+from operant.tools.report.diagnosis.logs import read_log
 from operant.types import OperantError
 
 _FILE = Path(__file__).parent / "foreign.toml"
