@@ -104,7 +104,7 @@ def steps(count=40, **series):
         ("refused", {"policy__skipped_steps": lambda i: 0.5}),
         ("high_kl", {"kl__per_reply": lambda i: 1.0 * i, "reward__kl_penalty": lambda i: 0.1 * i}),
         ("unpaid_kl", {"kl__per_reply": lambda i: 1.0 * i, "reward__kl_penalty": lambda i: 0.0}),
-        ("flat", {"kl__per_reply": lambda i: 3.0}),
+        ("flat", {"kl__per_reply": lambda i: 3.0, "reward__mean": lambda i: 0.01 * (i % 2)}),
         ("outgrown", {"rollout__outgrown": lambda i: float(i), "reward__std": lambda i: 0.0}),
         ("verifier", {"outcome__crash": lambda i: 0.75, "outcome__hang": lambda i: 0.25, "reward__std": lambda i: 0.0}),
         ("verifier", {"outcome__maths__crash": lambda i: 1.0}),

@@ -415,6 +415,8 @@ def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:
         "length in characters": f"loosen min_chars={options.min_chars}, max_chars={options.max_chars}",
         "length in tokens": f"loosen query_tokens={options.query_tokens}: every text is shorter",
     }
+    if options.query_tokens is None:
+        settings["length in tokens"] = "the tokenizer makes no token of these texts: is it that of the model?"
     guilty = next(step for step in settings if not passed[step])
     left = ", ".join(f"{passed[step]} after {step!r}" for step in settings)
     return f"tasks of {name}: none of {rows} rows passes the filters ({left}); {settings[guilty]}"

@@ -61,6 +61,8 @@ class RayEngine(RayActors):
         restarts: int = 3,
     ):
         self.check_options(locals())
+        divided = isinstance(policy, Policy) and policy.shards is not None
+        require(not divided, "engine=ray with parallel=fsdp: its actors have whole copies; use parallel=ddp")
         self.inner = inner or ("native" if isinstance(policy, Policy) else "own")
         options = dict(inner_options or {})
         try:

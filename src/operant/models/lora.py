@@ -220,13 +220,13 @@ def _check(config: Any, what: str) -> None:
 
 
 def _inject(config: Any, model: LanguageModel) -> None:
+    linear = {n.split(".")[-1] for n, m in model.named_modules() if type(m).__name__ in ("Linear", "Conv1D")}
     try:
         _peft().inject_adapter_in_model(config, model)
     except (ValueError, TypeError, KeyError) as error:
-        linear = {n.split(".")[-1] for n, m in model.named_modules() if type(m).__name__ in ("Linear", "Conv1D")}
         raise OperantError(
             f"the adapter does not fit this {type(model).__name__} ({str(error).splitlines()[0][:120]}): "
-            f"its linear layers are {', '.join(sorted(linear))}"
+            f"its linear layers are {', '.join(sorted(linear))}; name some in lora.targets"
         ) from error
 
 
