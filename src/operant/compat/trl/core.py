@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from operant.objectives import advantages
-from operant.types import require
+from operant.types import Tokenizer, require
 
 
-def lacking(module: str) -> Callable[[str], Any]:
+def lacking(module: str) -> Callable[[str], object]:
     """The `__getattr__` of a module that lacks some of TRL's names.
 
     Raises, when called: ImportError, also where `hasattr` asks, as `import` would hide an AttributeError's sentence.
@@ -137,7 +137,7 @@ def stack_dicts(stats_dicts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor
     return {key: pad_sequence(rows, batch_first=True, padding_value=WANDB_PADDING) for key, rows in columns.items()}
 
 
-def stats_to_np(stats_dict: Mapping[str, object]) -> dict[str, Any]:
+def stats_to_np(stats_dict: Mapping[str, object]) -> dict[str, object]:
     """The dictionary with NumPy arrays for tensors (float32 for bfloat16), and floats for plain numbers."""
     found = dict(stats_dict)
     for key, value in found.items():
@@ -149,13 +149,13 @@ def stats_to_np(stats_dict: Mapping[str, object]) -> dict[str, Any]:
     return found
 
 
-def convert_to_scalar(stats: Mapping[str, Any]) -> dict[str, Any]:
+def convert_to_scalar(stats: Mapping[str, object]) -> dict[str, object]:
     """The dictionary with a plain number for each tensor or array of a single one."""
-    single = lambda x: isinstance(x, (Tensor, np.ndarray)) and tuple(x.shape) in ((), (1,))  # noqa: E731
-    return {key: value.item() if single(value) else value for key, value in stats.items()}
+    kinds = (Tensor, np.ndarray)
+    return {k: x.item() if isinstance(x, kinds) and tuple(x.shape) in ((), (1,)) else x for k, x in stats.items()}
 
 
-def build_bert_batch_from_txt(text_list: Sequence[str], tokenizer: Any, device: object) -> tuple[Tensor, Tensor]:
+def build_bert_batch_from_txt(text_list: Sequence[str], tokenizer: Tokenizer, device: object) -> tuple[Tensor, Tensor]:
     """(ids, attention mask) [B, T] of texts for a classifier, padded; the name is older than 0.11."""
     made = tokenizer(list(text_list), padding=True, return_tensors="pt").to(device)
     return made["input_ids"], made["attention_mask"]

@@ -10,11 +10,10 @@ A call is `<request><TOOL>query<call>`. The tool's answer and `<response>` follo
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
 from operant.compat.trl.models import PreTrainedModelWrapper
 from operant.compat.trl.trainer import end_of, padded_queries
@@ -26,12 +25,12 @@ PROMPT, SYSTEM, MODEL, REWARD = (f"black on {colour}" for colour in ("grey85", "
 class StringStoppingCriteria(StoppingCriteria):
     """Ends a batch when each of its replies contains one of the strings; `generated_tokens` counts each up to there."""
 
-    def __init__(self, stop_strings: Sequence[str], tokenizer: Any):
+    def __init__(self, stop_strings: Sequence[str], tokenizer: PreTrainedTokenizerBase):
         self.stop_strings, self.tokenizer = stop_strings, tokenizer
         self.generated_tokens: list[int] = []
         self.start: int | None = None
 
-    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Any:
+    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> bool:
         if self.start is None:
             self.start, self.generated_tokens = input_ids.shape[-1] - 1, [1] * len(input_ids)
         texts = self.tokenizer.batch_decode(input_ids[:, self.start :])
@@ -55,7 +54,7 @@ class TextHistory:
         self.token_spans: list[tuple[int, int]] = []
         self.system_spans: list[bool] = []
         self.completed, self.truncated = False, False
-        self.reward: Any = 0.0
+        self.reward: float | Tensor = 0.0
         self.append_segment(text, tokens, system)
 
     def append_segment(self, text: str, tokens: Tensor, system: bool = True) -> None:
@@ -87,7 +86,7 @@ class TextHistory:
         spans = zip(self.text_spans, self.system_spans)
         self._show([(self.text[a:b], system) for (a, b), system in spans], show_legend)
 
-    def show_tokens(self, tokenizer: Any, show_legend: bool = False) -> None:
+    def show_tokens(self, tokenizer: PreTrainedTokenizerBase, show_legend: bool = False) -> None:
         """Print the tokens, coloured by who chose them."""
         pieces = (tokenizer.convert_ids_to_tokens(self.tokens[a:b].tolist()) for a, b in self.token_spans)
         self._show(list(zip((" ".join(some) + " " for some in pieces), self.system_spans)), show_legend)
@@ -115,14 +114,14 @@ class TextEnvironment:
     def __init__(
         self,
         model: PreTrainedModelWrapper,
-        tokenizer: Any,
-        tools: Mapping[str, Callable[[str], str]] | Sequence[Any] = (),
-        reward_fn: Callable[..., Sequence[Any]] | None = None,
+        tokenizer: PreTrainedTokenizerBase,
+        tools: Mapping[str, Callable[[str], object]] | Sequence[Callable[[str], object]] = (),
+        reward_fn: Callable[..., Sequence[float | Tensor]] | None = None,
         prompt: str = "",
         max_turns: int = 4,
         max_tool_reponse: int = 100,
         max_length: int | None = None,
-        generation_kwargs: Mapping[str, Any] | None = None,
+        generation_kwargs: Mapping[str, object] | None = None,
     ):
         self.model, self.tokenizer, self.prompt = model, tokenizer, prompt
         self.tools = dict(tools) if isinstance(tools, Mapping) else {type(tool).__name__: tool for tool in tools}
@@ -136,7 +135,9 @@ class TextEnvironment:
     def _ids(self, text: str) -> Tensor:
         return self.tokenizer(text, return_tensors="pt").input_ids[0].to(self.current_device)
 
-    def run(self, queries: Sequence[str], **rewards_kwargs: Any) -> tuple[list[Any], ...]:
+    def run(
+        self, queries: Sequence[str], **rewards_kwargs: object
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[float | Tensor], list[TextHistory]]:
         """(queries, responses, masks, rewards, histories) of all exchanges, the first three as lists of tensors [T].
 
         rewards_kwargs: further arguments of `reward_fn`.
@@ -148,8 +149,9 @@ class TextEnvironment:
             histories = self.tasks_end_check(self.generate(histories))
             histories = self.tasks_end_check([self.step(history) for history in histories], model_turn=False)
         self.compute_reward(histories, **rewards_kwargs)
-        columns = [list(column) for column in zip(*(history.split_query_response_tokens() for history in histories))]
-        return (*columns, [history.reward for history in histories], histories)
+        parts = [history.split_query_response_tokens() for history in histories]
+        asked, replies, masks = ([part[i] for part in parts] for i in range(3))
+        return asked, replies, masks, [history.reward for history in histories], histories
 
     def step(self, history: TextHistory) -> TextHistory:
         """Answer the call at the end of an exchange that has not ended. A tool that fails answers with its error."""

@@ -1,14 +1,13 @@
 """`trl.extras` of TRL 0.11: the best of several samples."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from operant.compat.trl.core import set_seed
 from operant.compat.trl.models import SUPPORTED_ARCHITECTURES, PreTrainedModelWrapper
-from operant.types import OperantError
+from operant.types import OperantError, Tokenizer
 
 
 class BestOfNSampler:
@@ -21,13 +20,13 @@ class BestOfNSampler:
     def __init__(
         self,
         model: PreTrainedModelWrapper,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         queries_to_scores: Callable[[list[str]], Sequence[float]],
         length_sampler: Callable[[], int],
         sample_size: int = 4,
         seed: int | None = None,
         n_candidates: int = 1,
-        generation_config: Any = None,
+        generation_config: object = None,
     ):
         if seed is not None:
             set_seed(seed)
@@ -42,10 +41,10 @@ class BestOfNSampler:
 
     def generate(
         self,
-        tokenized_query: Any,
+        tokenized_query: Tensor | Sequence[int | Tensor | Sequence[int]],
         skip_special_tokens: bool = True,
         device: str | torch.device | None = None,
-        **generation_kwargs: Any,
+        **generation_kwargs: object,
     ) -> list[list[str]]:
         """The best texts for each query, best first: ids as a list or a tensor, or a list of these."""
         one = isinstance(tokenized_query, Tensor) and tokenized_query.ndim == 1

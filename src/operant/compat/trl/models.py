@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class SummaryHead(nn.Module):
     config: of the model, whose `summary_dropout_prob` overrules the argument. width: D; None: by the config.
     """
 
-    def __init__(self, config: Any, *, summary_dropout_prob: float = 0.1, width: int | None = None, **unused: Any):
+    def __init__(self, config: Any, *, summary_dropout_prob: float = 0.1, width: int | None = None, **unused: object):
         super().__init__()
         dropout = getattr(config, "summary_dropout_prob", summary_dropout_prob)
         dropout = summary_dropout_prob if dropout is None else dropout
@@ -94,7 +94,9 @@ class PreTrainedModelWrapper(nn.Module):
             self.score = score_module
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path | nn.Module, *model_args: object, **kwargs: object
+    ) -> Self:
         """Load a name, a folder (also one of peft's), or take a model that is loaded already.
 
         peft_config: put a new adapter onto it. is_trainable: go on training the adapter of the folder. reward_adapter:
@@ -140,7 +142,7 @@ class PreTrainedModelWrapper(nn.Module):
         return made
 
     @classmethod
-    def _load(cls, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], trainable: bool) -> Any:
+    def _load(cls, name: str, args: tuple[object, ...], kwargs: dict[str, object], trainable: bool) -> nn.Module:
         """The transformers model, in an adapter where the folder or repository has one.
 
         Raises: OperantError for load_in_8bit and load_in_4bit where they cannot work.
@@ -202,27 +204,27 @@ class PreTrainedModelWrapper(nn.Module):
         self.v_head.to(self.pretrained_model.get_output_embeddings().weight.device)
         self.is_sequential_parallel = len(set(places.values())) > 1
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """The weights by transformers' names, and those of the head as `v_head.*`; of an adapter the head's alone."""
         found = {} if self.is_peft_model else self.pretrained_model.state_dict(*args, **kwargs)
         return found | {f"v_head.{key}": x for key, x in self.v_head.state_dict(*args, **kwargs).items()}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:
         """Restore what `state_dict` returned."""
         self.post_init(state_dict)
         inner = {key: x for key, x in state_dict.items() if not key.startswith("v_head.")}
         return self.pretrained_model.load_state_dict(inner, strict=strict and not self.is_peft_model, assign=assign)
 
-    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> Any:
+    def save_pretrained(self, save_directory: str | Path, **kwargs: object) -> None:
         """Write a folder that `from_pretrained` reads, and transformers (or peft) without the value head."""
         if self.is_peft_model:
             Path(save_directory).mkdir(parents=True, exist_ok=True)
             torch.save(self.state_dict(), Path(save_directory) / "pytorch_model.bin")
         else:
             kwargs.setdefault("state_dict", self.state_dict())
-        return self.pretrained_model.save_pretrained(save_directory, **kwargs)
+        self.pretrained_model.save_pretrained(save_directory, **kwargs)
 
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+    def push_to_hub(self, *args: object, **kwargs: object) -> Any:
         """Push the model and its head, as transformers' `push_to_hub` does."""
         self.pretrained_model.v_head = self.v_head
         try:
@@ -237,7 +239,7 @@ class PreTrainedModelWrapper(nn.Module):
         attention_mask: Tensor | None = None,
         return_past_key_values: bool = False,
         **kwargs: object,
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Tensor, Tensor | None, Tensor, *tuple[object, ...]]:
         """(logits [B, T, V] in float32, the loss if there are `labels`, the value of each state [B, T]), and the cache
         behind them if asked. Of an encoder-decoder T are the tokens of the decoder."""
         kwargs |= {"input_ids": input_ids, "attention_mask": attention_mask, "output_hidden_states": True}
@@ -249,14 +251,14 @@ class PreTrainedModelWrapper(nn.Module):
         found = (out.logits.float(), out.loss, value)
         return (*found, out.past_key_values) if return_past_key_values else found
 
-    def generate(self, *args: Any, **kwargs: object) -> Any:
+    def generate(self, *args: object, **kwargs: object) -> Any:
         """transformers' `generate` of the model inside."""
         return self.pretrained_model.generate(*args, **kwargs)
 
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+    def prepare_inputs_for_generation(self, *args: object, **kwargs: object) -> dict[str, object]:
         return self.pretrained_model.prepare_inputs_for_generation(*args, **kwargs)
 
-    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+    def gradient_checkpointing_enable(self, *args: object, **kwargs: object) -> None:
         self.pretrained_model.gradient_checkpointing_enable(*args, **kwargs)
 
     def gradient_checkpointing_disable(self) -> None:
@@ -266,7 +268,7 @@ class PreTrainedModelWrapper(nn.Module):
         self.pretrained_model.enable_input_require_grads()
 
     @torch.no_grad()
-    def compute_reward_score(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def compute_reward_score(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: object) -> Tensor:
         """Scores [B, T, labels] of the reward adapter at each token. The model is in evaluation mode afterwards.
 
         Raises: OperantError for a model that was loaded without one.
@@ -299,7 +301,7 @@ class AutoModelForSeq2SeqLMWithValueHead(PreTrainedModelWrapper):
 SUPPORTED_ARCHITECTURES = (AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead)
 
 
-def _file(name: str, file: str, token: Any = None) -> str | None:
+def _file(name: str, file: str, token: object = None) -> str | None:
     """The path of a file in a folder or, if it can be reached, in a repository of the Hub; None without one."""
     from transformers.utils import cached_file
 

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from operant.compat.trl.core import (
     convert_to_scalar,
@@ -127,7 +128,7 @@ class PPOConfig:
             require(is_wandb_available(), "log_with='wandb' needs wandb: pip install wandb, or leave log_with out")
         self.total_ppo_epochs = math.ceil(self.steps / self.batch_size)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """All options, those of the mappings as `mapping/name`."""
         return flatten_dict(vars(self))
 
@@ -172,13 +173,13 @@ class PPOTrainer:
         config: PPOConfig | None = None,
         model: PreTrainedModelWrapper | None = None,
         ref_model: PreTrainedModelWrapper | None = None,
-        tokenizer: Any = None,
-        dataset: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        dataset: object = None,
         optimizer: torch.optim.Optimizer | None = None,
-        data_collator: Callable[..., Any] | None = None,
+        data_collator: Callable[..., object] | None = None,
         num_shared_layers: int | None = None,
-        lr_scheduler: Any = None,
-        training_data_collator: Callable[..., Any] | None = None,
+        lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        training_data_collator: Callable[..., object] | None = None,
     ):
         _check_arguments(config, model, ref_model, tokenizer, dataset, lr_scheduler)
         assert config is not None and model is not None
@@ -225,7 +226,7 @@ class PPOTrainer:
 
     # --- queries and replies ------------------------------------------------------------------------------------------
 
-    def prepare_dataloader(self, dataset: Any, data_collator: Callable[..., Any] | None = None) -> DataLoader:
+    def prepare_dataloader(self, dataset: Any, data_collator: Callable[..., object] | None = None) -> DataLoader:
         """Whole batches of `batch_size` in random order. Of a `datasets.Dataset` columns that the model does not read
         are removed, except `label`, `query` and `response`, unless `remove_unused_columns=False`."""
         if hasattr(dataset, "remove_columns") and self.config.remove_unused_columns:
@@ -242,7 +243,7 @@ class PPOTrainer:
         batch_size: int = 4,
         return_prompt: bool = True,
         generate_ref_response: bool = False,
-        **generation_kwargs: Any,
+        **generation_kwargs: object,
     ) -> Any:
         """Replies to one query [T], as a tensor [1, L], or to a list of queries, as a list of tensors.
 
@@ -277,7 +278,7 @@ class PPOTrainer:
         return_prompt: bool = True,
         pad_to_multiple_of: int | None = None,
         remove_padding: bool = True,
-        **generation_kwargs: Any,
+        **generation_kwargs: object,
     ) -> list[Tensor]:
         outputs: list[Tensor] = []
         for start in range(0, len(query_tensors), batch_size):
@@ -390,7 +391,7 @@ class PPOTrainer:
         return torch.tensor(shaped, device=scores.device)
 
     def _epochs(
-        self, queries: list[Tensor], responses: list[Tensor], inputs: Any, known: tuple[Tensor, ...]
+        self, queries: list[Tensor], responses: list[Tensor], inputs: BatchEncoding, known: tuple[Tensor, ...]
     ) -> list[dict[str, Tensor]]:
         """Train on every minibatch of every epoch; their statistics.
 
@@ -422,10 +423,10 @@ class PPOTrainer:
         self.optimizer.zero_grad()
         return True
 
-    def prepare_model_inputs(self, queries: Sequence[Tensor], responses: Sequence[Tensor]) -> Any:
+    def prepare_model_inputs(self, queries: Sequence[Tensor], responses: Sequence[Tensor]) -> BatchEncoding:
         """Padded `input_ids` and `attention_mask` [B, T]; of an encoder-decoder the responses as `decoder_*`."""
 
-        def padded(rows: Iterable[Tensor]) -> Any:
+        def padded(rows: Iterable[Tensor]) -> BatchEncoding:
             made = self.data_collator([{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in rows])
             made.pop("labels", None)
             return made.to(self.current_device)
@@ -439,13 +440,13 @@ class PPOTrainer:
 
     def batched_forward_pass(
         self,
-        model: Any,
+        model: PreTrainedModelWrapper,
         queries: Sequence[Tensor],
         responses: Sequence[Tensor],
-        model_inputs: Any,
+        model_inputs: Mapping[str, Tensor],
         return_logits: bool = False,
         response_masks: Sequence[Tensor] | None = None,
-    ) -> tuple[Tensor, Any, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         """Log-probs, logits [B, T - 1, V] or None, values and masks, `mini_batch_size` rows a pass, without dropout."""
         model.eval()
         side = "decoder_" if self.is_encoder_decoder else ""
@@ -458,7 +459,7 @@ class PPOTrainer:
             length = len(response) - 2 * skip
             own = 1 if response_masks is None else response_masks[row][2 * skip : 2 * skip + length].to(masks)
             masks[row, start : start + length] = own
-        size, parts = self.config.mini_batch_size, list[tuple[Tensor, Any, Tensor]]()
+        size, parts = self.config.mini_batch_size, list[tuple[Tensor, Tensor | None, Tensor]]()
         for at in range(0, len(queries), size):
             logits, _, values = model(**{name: x[at : at + size] for name, x in model_inputs.items()})
             chosen = logprobs_from_logits(logits[:, :-1], ids[at : at + size, 1:])
@@ -593,7 +594,11 @@ class PPOTrainer:
         return stats | {"ppo/val/var_explained": 1 - stats["ppo/val/error"] / stats["ppo/returns/var"]}
 
     def log_stats(
-        self, stats: dict[str, Any], batch: Any, rewards: Any, columns_to_log: Iterable[str] = ("query", "response")
+        self,
+        stats: Mapping[str, object],
+        batch: Mapping[str, Sequence[object]],
+        rewards: Iterable[float | Tensor],
+        columns_to_log: Iterable[str] = ("query", "response"),
     ) -> None:
         """Send the statistics of a step to the tracker, with `env/reward_*`, and to W&B a table of the columns.
 
@@ -619,7 +624,7 @@ class PPOTrainer:
 
     # --- what is kept -------------------------------------------------------------------------------------------------
 
-    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: str | Path, **kwargs: object) -> None:
         """Write the model with its value head, and the tokenizer, into a folder. kwargs: of the model's method."""
         Path(save_directory).mkdir(parents=True, exist_ok=True)
         self.accelerator.unwrap_model(self.model).save_pretrained(save_directory, **kwargs)
@@ -653,7 +658,7 @@ def end_of(reply: Tensor, tokenizer: Tokenizer, width: int, generation_kwargs: M
 
 
 def padded_queries(
-    tokenizer: Any, queries: Sequence[Tensor], side: str, multiple: int | None, device: torch.device
+    tokenizer: Tokenizer, queries: Sequence[Tensor], side: str, multiple: int | None, device: torch.device
 ) -> dict[str, Tensor]:
     """`input_ids` and `attention_mask` [B, T] of queries [T], padded on one side, to a multiple if it is given."""
     fill = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -667,9 +672,9 @@ def padded_queries(
     return {name: torch.nn.functional.pad(x, wide, value=rows[name][1]) for name, x in padded.items()}
 
 
-def _check_arguments(config: Any, model: Any, ref_model: Any, tokenizer: Any, dataset: Any, lr_scheduler: Any) -> None:
-    from transformers import PreTrainedTokenizerBase
-
+def _check_arguments(
+    config: object, model: object, ref_model: object, tokenizer: object, dataset: object, lr_scheduler: object
+) -> None:
     expected = {
         "config": (config, PPOConfig),
         "model": (model, SUPPORTED_ARCHITECTURES),
