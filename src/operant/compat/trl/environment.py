@@ -149,8 +149,7 @@ class TextEnvironment:
             histories = self.tasks_end_check(self.generate(histories))
             histories = self.tasks_end_check([self.step(history) for history in histories], model_turn=False)
         self.compute_reward(histories, **rewards_kwargs)
-        parts = [history.split_query_response_tokens() for history in histories]
-        asked, replies, masks = ([part[i] for part in parts] for i in range(3))
+        asked, replies, masks = ([one.split_query_response_tokens()[i] for one in histories] for i in range(3))
         return asked, replies, masks, [history.reward for history in histories], histories
 
     def step(self, history: TextHistory) -> TextHistory:

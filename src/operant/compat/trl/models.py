@@ -94,9 +94,7 @@ class PreTrainedModelWrapper(nn.Module):
             self.score = score_module
 
     @classmethod
-    def from_pretrained(
-        cls, pretrained_model_name_or_path: str | Path | nn.Module, *model_args: object, **kwargs: object
-    ) -> Self:
+    def from_pretrained(cls, pretrained_model_name_or_path: object, *model_args: object, **kwargs: object) -> Self:
         """Load a name, a folder (also one of peft's), or take a model that is loaded already.
 
         peft_config: put a new adapter onto it. is_trainable: go on training the adapter of the folder. reward_adapter:

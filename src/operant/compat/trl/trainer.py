@@ -594,11 +594,7 @@ class PPOTrainer:
         return stats | {"ppo/val/var_explained": 1 - stats["ppo/val/error"] / stats["ppo/returns/var"]}
 
     def log_stats(
-        self,
-        stats: Mapping[str, object],
-        batch: Mapping[str, Sequence[object]],
-        rewards: Iterable[float | Tensor],
-        columns_to_log: Iterable[str] = ("query", "response"),
+        self, stats: dict[str, object], batch: Any, rewards: Any, columns_to_log: Iterable[str] = ("query", "response")
     ) -> None:
         """Send the statistics of a step to the tracker, with `env/reward_*`, and to W&B a table of the columns.
 
@@ -676,16 +672,15 @@ def _check_arguments(
     config: object, model: object, ref_model: object, tokenizer: object, dataset: object, lr_scheduler: object
 ) -> None:
     expected = {
-        "config": (config, PPOConfig),
+        "config": (config, (PPOConfig,)),
         "model": (model, SUPPORTED_ARCHITECTURES),
         "ref_model": (ref_model, (*SUPPORTED_ARCHITECTURES, type(None))),
-        "tokenizer": (tokenizer, PreTrainedTokenizerBase),
+        "tokenizer": (tokenizer, (PreTrainedTokenizerBase,)),
         "lr_scheduler": (lr_scheduler, (torch.optim.lr_scheduler.LRScheduler, type(None))),
     }
     for name, (value, kinds) in expected.items():
         if not isinstance(value, kinds):
-            wanted = kinds[0] if isinstance(kinds, tuple) else kinds
-            raise OperantError(f"{name} is a {type(value).__name__}: give a {wanted.__name__}")
+            raise OperantError(f"{name} is a {type(value).__name__}: give a {kinds[0].__name__}")
     known = dataset is None or isinstance(dataset, torch.utils.data.Dataset) or hasattr(dataset, "column_names")
     require(known, f"dataset is a {type(dataset).__name__}: give a torch or datasets Dataset, or None")
 
