@@ -298,7 +298,7 @@ class Holds:
         """Made by the first call, whose errors reach the caller; Ray reports an error of `__init__` as a dead actor."""
         return self.kind(*self.arguments)
 
-    def ask(self, name: str, *arguments: object) -> Any:
+    def ask(self, name: str, *arguments: object) -> object:
         found = getattr(self.held, name)
         return found(*arguments) if callable(found) else found
 

@@ -38,7 +38,7 @@ def as_in_trl(reward: object) -> bool:
         return False
 
 
-def call(reward: Callable[..., object], rollouts: Sequence[Rollout]) -> Any:
+def call(reward: Callable[..., object], rollouts: Sequence[Rollout]) -> object:
     """What the reward returns for these rollouts.
 
     A function of TRL's form gets lists with one entry a reply: texts, or messages where the task's prompt is messages;
@@ -57,7 +57,7 @@ def call(reward: Callable[..., object], rollouts: Sequence[Rollout]) -> Any:
     return returned if answers is None else log.beside(answers)
 
 
-def _awaited(returned: object) -> Any:
+def _awaited(returned: object) -> object:
     if not inspect.iscoroutine(returned):
         return returned
     with _ONE_LOOP:
@@ -70,7 +70,7 @@ class _Log:
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
-        self.extra: dict[str, Sequence[Any]] = {}
+        self.extra: dict[str, Sequence[object]] = {}
 
     def log_metric(self, name: str, value: float) -> None:
         self.metrics[name] = float(value)
@@ -78,7 +78,7 @@ class _Log:
     def log_extra(self, column: str, values: Sequence[object]) -> None:
         self.extra[column] = values
 
-    def beside(self, answers: list[Any]) -> list[Any]:
+    def beside(self, answers: Sequence[object]) -> Sequence[object]:
         """The answers as judgements that say it too. Raises: OperantError for a column of another length."""
         if not (self.metrics or self.extra):
             return answers

@@ -14,7 +14,7 @@ LEFT_OUT = ("allowed", "states", "sampling")
 FIELDS = [f.name for f in fields(Judgement)]
 
 
-def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
+def rollout_to_plain(rollout: Rollout) -> dict[str, object]:
     """A rollout as plain data. Raises: OperantError if `target`, `info` or a prompt holds anything else."""
     plain = _fields(rollout)
     plain["task"] = _fields(rollout.task)
@@ -27,7 +27,7 @@ def rollout_from_plain(plain: Mapping[str, Any]) -> Rollout:
     return Rollout(**{**plain, "task": task_from_plain(plain["task"]), "turns": turns})
 
 
-def task_to_plain(task: Task) -> dict[str, Any]:
+def task_to_plain(task: Task) -> dict[str, object]:
     """A task as plain data. Raises: OperantError if its prompt, target or replies hold anything else."""
     return _plain(_fields(task), f"task {task.id!r}")
 
@@ -36,7 +36,7 @@ def task_from_plain(plain: Mapping[str, Any]) -> Task:
     return Task(**{**plain, **{name: tuple(plain[name]) for name in ("replies", "scores", "references")}})
 
 
-def step_to_plain(step: Step) -> dict[str, Any]:
+def step_to_plain(step: Step) -> dict[str, object]:
     """A world's step as plain data, from which `Step(**plain)` makes it again; arrays become lists.
 
     Raises: OperantError if `info` holds anything else.
@@ -57,7 +57,7 @@ def state_to_plain(state: object) -> object:
     return _plain(state, "the state, or a part of it,")
 
 
-def state_from_plain(plain: object) -> Any:
+def state_from_plain(plain: object) -> object:
     if isinstance(plain, list):
         return [state_from_plain(part) for part in plain]
     if not isinstance(plain, dict):
@@ -78,7 +78,7 @@ def answer_to_plain(answer: object) -> dict[str, object]:
         return {"odd": f"{repr(answer)[:80]}, of type {type(answer).__name__}"}
 
 
-def answer_from_plain(plain: object) -> Any:
+def answer_from_plain(plain: object) -> object:
     """The answer that `answer_to_plain` was called with. Raises: OperantError with a description of anything else."""
     plain = plain if isinstance(plain, dict) else {}
     judgement = plain.get("judgement")
@@ -101,7 +101,7 @@ def _numbers(answer: Any) -> object:
     return answer.tolist() if hasattr(answer, "tolist") else answer
 
 
-def _fields(instance: Any) -> dict[str, object]:
+def _fields(instance: Rollout | Task | Turn | Step | Judgement) -> dict[str, object]:
     return {f.name: getattr(instance, f.name) for f in fields(instance) if f.name not in LEFT_OUT}
 
 
