@@ -32,7 +32,7 @@ from operant.sampling import Sampling
 from operant.training.learner import Learner
 from operant.training.parts import Progress
 from operant.training.saved_learner import stateful_parts
-from operant.types import Completion, EngineParts, OperantError, RewardFn, Task, require
+from operant.types import Completion, Engine, EngineParts, OperantError, RewardFn, Task, require
 
 TasksOf = Callable[[Sequence[int]], list[Task]]
 
@@ -69,11 +69,11 @@ class KeptWeights:
         """The copy for a version."""
         return self.copies[version % len(self.copies)]
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
         return {str(version): self.of(version).own() for version in sorted(self.versions)}
 
     @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, dict[str, torch.Tensor]]) -> None:
         self.versions = {int(version) for version in state}
         for version in self.versions:
             for name, weight in self.of(version).own().items():
@@ -235,7 +235,7 @@ class InTurn:
 
     own_weights = True
 
-    def __init__(self, engine: Any, ahead: Ahead):
+    def __init__(self, engine: Engine, ahead: Ahead):
         self.engine, self.ahead = engine, ahead
         self.sync(ahead.learner.policy, ahead.learner.policy.version)
 
@@ -253,7 +253,7 @@ class InTurn:
     ) -> list[tuple[int, Completion]]:
         return self._ready().choose(prompts, options, sampling, keys)
 
-    def _ready(self) -> Any:
+    def _ready(self) -> Engine:
         self.ahead.rest()
         if self.ahead.weights is not self.wanted:
             self.engine.sync(*self.wanted)

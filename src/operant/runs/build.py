@@ -138,9 +138,9 @@ def build(
 def _check_first_rows(
     config: Config,
     sources: tuple[object, object],
-    judged_by: tuple[Any, Any, list[Any]],
+    judged_by: tuple[object, object, list[object]],
     metrics: list[EvaluationMetric],
-    forms: dict[str, Any],
+    forms: dict[str, object],
     tokenizer: Tokenizer | None,
 ) -> None:
     """Refuse a wrong path or field, messages without a template, or too large a share, before any model loads.
@@ -166,7 +166,7 @@ def read_tasks(
     source: object,
     evaluated: object,
     tokenizer: Tokenizer | None,
-    bounds: dict[str, Any],
+    bounds: dict[str, object],
     recorded: RecordedReplies | None = None,
 ) -> tuple[list[Task], list[Task], list[str]]:
     """The tasks, the held-out ones, and sentences on rows that are left out, and on a share that is held out.

@@ -222,7 +222,7 @@ def _lines(path: Path) -> dict[str, int]:
     """The line of each option of a YAML file, by its name as `group.name` or `name`. Raises as `read_mapping`."""
     import yaml
 
-    def named(node: Any, before: str) -> Iterator[tuple[str, int]]:
+    def named(node: yaml.Node, before: str) -> Iterator[tuple[str, int]]:
         for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
             name = f"{before}{key.value}".replace("-", "_")
             yield name, key.start_mark.line + 1
@@ -305,7 +305,7 @@ def _recipe_options(recipe: Mapping[str, object], chosen: str, named: Mapping[st
     return options.resolve(config_schema(written_for, named), {**recipe, "algorithm": written_for})
 
 
-def opened(replies: Any) -> tuple[Iterable[tuple[int, Any]], str]:
+def opened(replies: object) -> tuple[Iterable[tuple[int, object]], str]:
     """The rows of recorded conversations, and what errors call them. Raises: OperantError as `data.sources.read`."""
     good = isinstance(replies, (str, Path, list, tuple)) or callable(replies)
     require(good, f"replies is of type {type(replies).__name__}: give a file, a list, or a function that returns one")

@@ -270,7 +270,7 @@ class Evaluator:
         with reference.present():
             return divergence(played, policy, reference.policy, self.sampling, rescore=rescore) if played else None
 
-    def judged_labels(self) -> dict[str, Any] | None:
+    def judged_labels(self) -> dict[str, object] | None:
         """How a policy that reads replies judges the held-out labels; None of any other policy."""
         learner = self.learner
         if self.demonstrations is None or not isinstance(learner.policy, ReadingPolicy):

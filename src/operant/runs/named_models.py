@@ -145,7 +145,7 @@ def at_step(folder: Path, step: int) -> Policy:
     return policy
 
 
-def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: Any) -> Policy:
+def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: object) -> Policy:
     """Load the model that an option of the run in `folder` names: its copy there, if there is one.
 
     The policy has the soft prompt that the run began with. how: arguments of `load_policy`.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant import rewards
-from operant.data.forms import ROW_FORMS
+from operant.data.forms import ROW_FORMS, Form
 from operant.data.sources import SOURCES, refuse_splits, share
 from operant.engines import ENGINES
 from operant.envs import ENVS, own_games
@@ -24,7 +24,7 @@ from operant.import_by_name import Table, names_object
 from operant.models.base import POLICIES
 from operant.options import Factory, arguments, defaults
 from operant.runs.trackers.trackers import TRACKERS
-from operant.types import EngineParts, EnvBase, OperantError, of_user, require, shown, with_defaults
+from operant.types import Engine, EngineParts, EnvBase, OperantError, of_user, require, shown, with_defaults
 
 
 class Kind(NamedTuple):
@@ -171,12 +171,12 @@ def make(kind: str, value: object, options: Mapping[str, object], *given: object
     return part
 
 
-def policy(value: object, options: Mapping[str, object]) -> Any:
+def policy(value: object, options: Mapping[str, object]) -> object:
     """A policy as `load_policy` takes it: what a class or function makes, or the value itself."""
     return make("policy", value, options) if is_object("policy", value) else value
 
 
-def engine(value: object, options: Mapping[str, object]) -> Callable[[Any], Any]:
+def engine(value: object, options: Mapping[str, object]) -> Callable[[object], Engine]:
     """What makes the engine from the policy. An engine may have a function `check_options`, which is called here.
 
     Raises: OperantError of that function.
@@ -191,7 +191,7 @@ def has_own_weights(engine: object) -> bool:
     return EngineParts.of(found("engine", engine)).own_weights
 
 
-def source(value: object, options: Mapping[str, object]) -> Any:
+def source(value: object, options: Mapping[str, object]) -> object:
     """Tasks as `load_tasks` takes them: a named function with its options, or the value itself."""
     if not is_object("tasks", value):
         return value
@@ -199,7 +199,7 @@ def source(value: object, options: Mapping[str, object]) -> Any:
     return rows(**options) if inspect.isclass(rows) else _bound(rows, options)
 
 
-def form(value: object, options: Mapping[str, object]) -> Callable[..., Any] | None:
+def form(value: object, options: Mapping[str, object]) -> Form | None:
     """The row form of a run with its options, as `load_tasks` takes it.
 
     Raises: OperantError for an object that is no row form.
@@ -210,7 +210,7 @@ def form(value: object, options: Mapping[str, object]) -> Callable[..., Any] | N
     return None if made is None else _bound(made, options)
 
 
-def stored_form(config: Mapping[str, object]) -> Callable[..., Any] | None:
+def stored_form(config: Mapping[str, object]) -> Form | None:
     """The row form that flat options name, as those of a run's config.yaml; None if they name none.
 
     Raises: OperantError for an unknown form or option.
@@ -219,7 +219,7 @@ def stored_form(config: Mapping[str, object]) -> Callable[..., Any] | None:
     return None if named is None else form(named, stored_options("form", config))
 
 
-def sources(train: Any, options: Mapping[str, object], env: Any) -> tuple[Any, Any]:
+def sources(train: Any, options: Mapping[str, object], env: object) -> tuple[object, object]:
     """What the tasks and the held-out tasks of a run are read from; without `train.tasks`, the environment's own.
 
     A share of the tasks is read from what the tasks are. options: of the task source.
@@ -238,7 +238,7 @@ def sources(train: Any, options: Mapping[str, object], env: Any) -> tuple[Any, A
     return source(train.tasks, options), held_out_source(train.tasks, train.evaluate, options)
 
 
-def held_out_source(tasks: object, evaluate: object, options: Mapping[str, object]) -> Any:
+def held_out_source(tasks: object, evaluate: object, options: Mapping[str, object]) -> object:
     """What `evaluate` is read from: with the options of the tasks where it is the same source, or its held-out half."""
     name, same = str(evaluate or ""), options if evaluate == tasks else {}
     if name in SOURCES and name == f"{tasks}/held-out":  # the same kind of tasks, with other seeds

@@ -230,7 +230,7 @@ class PeriodicEvaluation:
             self.folder.log_message(f"the probe prompts of step {step} were left out: {error}")
             return {}
 
-    def changed(self, changes: Mapping[str, tuple[Any, Any]]) -> bool:
+    def changed(self, changes: Mapping[str, tuple[object, object]]) -> bool:
         """Leave out what was measured before training in another way, and return whether anything was.
 
         changes: the old and the new value of options, by name.

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 from operant import distributed, machine
 from operant.runs import notes
@@ -91,7 +90,7 @@ def runs(
 
 
 def _load(
-    config: Config, models: Config, folder: RunFolder, resume: bool, show: Iterable[Tracker], **objects: Any
+    config: Config, models: Config, folder: RunFolder, resume: bool, show: Iterable[Tracker], **objects: object
 ) -> Run:
     """Load everything that the run needs. If that fails, a new folder is deleted.
 
