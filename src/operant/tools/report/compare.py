@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from operant.metrics import evaluation
 from operant.metrics.games import SHOWN
@@ -79,7 +78,7 @@ def report_path(places: Sequence[str | Path]) -> Path:
     return Path(os.path.relpath(os.path.commonpath(parents))) / "comparison.html"
 
 
-def comparison(places: Sequence[str | Path], base: str | Path = ".") -> dict[str, Any]:
+def comparison(places: Sequence[str | Path], base: str | Path = ".") -> dict[str, object]:
     """Collect the page's data, as JSON can hold it. base: the folder that links are relative to."""
     groups = grouped(read_runs(places), swept(places))
     runs = [run for group in groups for run in group.runs]  # from here on in the order of the groups
@@ -278,7 +277,7 @@ def _replies(runs: Sequence[RunRecord]) -> dict[str, object]:
     references = map(_rows, paths) if paths else (_evaluated(run, "before") for run in runs)
     reference = next(filter(None, references), None)
 
-    def answers(side: Mapping[tuple[str, str], Any]) -> list[list[object] | None]:
+    def answers(side: Mapping[tuple[str, str], Mapping[str, object]]) -> list[list[str | float | None] | None]:
         rows = [side.get(task) for task in tasks]
         return [[html.cut(str(row["reply"]), LONGEST), short(row["reward"])] if row else None for row in rows]
 
@@ -291,12 +290,12 @@ def _replies(runs: Sequence[RunRecord]) -> dict[str, object]:
     }
 
 
-def _evaluated(run: RunRecord, when: str) -> dict[tuple[str, str], object]:
+def _evaluated(run: RunRecord, when: str) -> dict[tuple[str, str], Mapping[str, object]]:
     replies = (run.history.evaluation.get(when) or {}).get("replies", [])
     return {(reply["task"], reply["query"]): reply | {"reward": reply["score"]} for reply in replies}
 
 
-def _rows(path: Path) -> dict[tuple[str, str], object]:
+def _rows(path: Path) -> dict[tuple[str, str], Mapping[str, object]]:
     """Return the last row of each task's first attempt; none where the file is damaged or has been removed."""
     with suppress(OperantError, FileNotFoundError):
         return {(task, str(row["query"])): row for task, row in last_replies(parquet.lines(path)).items()}

@@ -61,7 +61,7 @@ def games(folder: Path, step: int | None = None, when: str | None = None, most: 
     return [shortened(game) for game in (mixed + longer[len(mixed) // 2 :])[:most]]
 
 
-def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, Any] | None:
+def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, object] | None:
     """Select the games that the page of a run embeds, in at most `budget` bytes of JSON; None without games.
 
     `groups`: with their `games`. `summary`: a sentence if the run has more of them.
@@ -70,7 +70,7 @@ def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, Any] | None:
     if not (every := groups(folder)):
         return None
 
-    def chosen(most: int) -> list[dict[str, Any]]:
+    def chosen(most: int) -> list[dict[str, object]]:
         kept = spread(every, max(2, min(GROUPS, most // 2)))
         each = min(EACH, max(1, most // len(kept)))
         found = [{**g, "games": read(games, folder, g.get("step"), g.get("when"), each) or []} for g in kept]

@@ -59,7 +59,7 @@ class PromptsObserver(Observer):
             run.folder.log_message(line)
 
 
-def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
+def summary(run: Run, reward: PromptReward) -> dict[str, object]:
     """What `prompts.json` holds. Searches get as many calls of the task model as training and its last choice."""
     train = examples_of(run.parts.tasks[0])
     held_out = examples_of(run.parts.held_out[0]) if run.parts.held_out else train

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from operant.tools.report import parquet
 from operant.tools.report.downsample import short
@@ -38,6 +38,7 @@ MOST_FOUND = 500
 """Most rows of one answer."""
 _SHOWN = ("step", "row", "query", "reply", "reward", "kl", "reply_tokens", "end", "outcome", "message")
 
+Found = TypeVar("Found")
 Columns = dict[str, list]
 
 
@@ -47,7 +48,7 @@ class Reader:
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def __call__(self, read: Callable, path: Path, *arguments: Any) -> Any:
+    def __call__(self, read: Callable[..., Found], path: Path, *arguments: object) -> Found | None:
         """Return `read(path, *arguments)`; None where the file is damaged or has been removed."""
         try:
             return read(path, *arguments)
@@ -59,7 +60,7 @@ class Reader:
             return None
 
 
-def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, Any]:
+def embedded(folder: str | Path, budget: int = BUDGET) -> Mapping[str, object]:
     """Select the replies that the page of a run folder embeds, in at most `budget` bytes of JSON.
 
     `probes`: as `probes` returns them, with `token_columns` on the sides that fit. `replies`: `rows`, one list per

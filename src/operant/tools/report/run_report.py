@@ -60,7 +60,7 @@ def page(data: Mapping[str, object], live: bool = False) -> str:
     return html.page(data["name"], data, scripts=SCRIPTS, styles=STYLES, live=live)
 
 
-def page_data(run_folder: str | Path) -> dict[str, Any]:
+def page_data(run_folder: str | Path) -> dict[str, object]:
     """Collect the page's data, as JSON can hold it, without the table of replies.
 
     Raises: OperantError where the folder cannot be read.

@@ -41,7 +41,7 @@ class RunRecord:
     and the chosen metrics by name."""
 
     @property
-    def config(self) -> Mapping[str, Any]:
+    def config(self) -> Mapping[str, object]:
         return self.history.config
 
     @property
