@@ -209,7 +209,7 @@ def checked_answer(answer: object, count: int, where: str = "the answer") -> dic
     return {field: value} | kept | ({"comment": comment.strip()[:10_000]} if comment.strip() else {})
 
 
-def checked_entries(field: str, values: object, count: int, all_bad: bool) -> list[Any] | None:
+def checked_entries(field: str, values: object, count: int, all_bad: bool) -> list[float | None] | None:
     """The entries of a list of ranks, ratings or marks; None if one is impossible, or there is none at all."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
         return None

@@ -105,7 +105,7 @@ class LabelServer(Listener):
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise RefusedError(415, "send JSON")
 
-    def answer(self, path: str, body: bytes) -> dict[str, Any]:
+    def answer(self, path: str, body: bytes) -> dict[str, object]:
         """The answer to a POST that `check` let pass. Raises: RefusedError."""
         try:
             asked = json.loads(body)
@@ -120,10 +120,10 @@ class LabelServer(Listener):
         except (ValueError, RecursionError) as error:  # an OperantError, or no JSON
             raise RefusedError(400, str(error)) from error
 
-    def next(self, name: str, asked: Mapping[str, object]) -> dict[str, Any]:
+    def next(self, name: str, asked: Mapping[str, object]) -> dict[str, object]:
         return self.state(name, self.store.next_item(name))
 
-    def label(self, name: str, asked: Mapping[str, object]) -> dict[str, Any]:
+    def label(self, name: str, asked: Mapping[str, object]) -> dict[str, object]:
         item = self.store.item_of(asked.get("item"))
         count, answer, key, seconds = len(item.replies), asked.get("answer"), asked.get("key"), asked.get("seconds")
         if not isinstance(key, str) or not 8 <= len(key) <= 100:
@@ -144,7 +144,7 @@ class LabelServer(Listener):
         notice = "You had labelled this one already; your new label counts." if again else ""
         return self.next(name, asked) | {"stored": label.number, "notice": notice}
 
-    def undo(self, name: str, asked: Mapping[str, object]) -> dict[str, Any]:
+    def undo(self, name: str, asked: Mapping[str, object]) -> dict[str, object]:
         number, last = asked.get("label"), self.store.last(name)
         withdrawn = self.store.undo(name, number) if type(number) is int else None
         if withdrawn is None or last is None:
@@ -152,10 +152,10 @@ class LabelServer(Listener):
         self.store.show(withdrawn, name)
         return self.state(name, withdrawn, last if last.number == number else None)
 
-    def state(self, name: str, item_id: str | None, before: Label | None = None) -> dict[str, Any]:
+    def state(self, name: str, item_id: str | None, before: Label | None = None) -> dict[str, object]:
         """What the page shows: an item or none, and progress. before: the label to begin with."""
         progress, last = self.store.progress(name), self.store.last(name)
-        known = {"kind": self.store.kind, "scale": SCALE, "undo": last and last.number, "item": None, "notice": ""}
+        known = dict[str, object](kind=self.store.kind, scale=SCALE, undo=last and last.number, item=None, notice="")
         known |= {"done": progress.done, "total": progress.done + progress.left, "seconds_left": progress.seconds_left}
         if item_id is None:
             return known

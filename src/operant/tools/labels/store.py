@@ -205,7 +205,7 @@ class Store:
             rows = [(now(), item_id) for item_id in ids]
             self._connection.executemany("UPDATE items SET closed = ? WHERE id = ? AND closed IS NULL", rows)
 
-    def gold(self) -> dict[str, Mapping[str, Any]]:
+    def gold(self) -> dict[str, Mapping[str, object]]:
         rows = self._rows("SELECT id, gold FROM items WHERE gold IS NOT NULL")
         return {row["id"]: json.loads(row["gold"]) for row in rows}
 
