@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from operant.options import Factory, note, ours
 from operant.tools.cli.arguments import flag, parse_text
@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
     examples: lines below the first sentence of the help.
     """
 
-    def __init__(self, prog: str, about: str, examples: str, **settings: Any) -> None:
+    def __init__(self, prog: str, about: str, examples: str, **settings: object) -> None:
         super().__init__(
             prog,
             description=f"{about[0].upper()}{about[1:]}.\n\n{examples}",
@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
         for name, (value, text) in options.items():
             group.add_argument(flag(name), dest=name, metavar=escaped(as_typed(value)), help=escaped(text))
 
-    def read(self, words: Sequence[str], more: bool) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+    def read(self, words: Sequence[str], more: bool) -> tuple[list[str], dict[str, object], dict[str, object]]:
         """The arguments, the options, and those by name that the parser does not know. more: there may be such."""
         own = self.options()
         flags = [name for name, action in own.items() if action.nargs == 0]

@@ -72,7 +72,7 @@ class OwnTasks:
     part: float | None
     """The share of the tasks that is held out; None: they have a source of their own."""
 
-    def divided(self, tokenizer: Tokenizer | None, **how: Any) -> tuple[list[Task], list[Task]]:
+    def divided(self, tokenizer: Tokenizer | None, **how: object) -> tuple[list[Task], list[Task]]:
         """The tasks that the run trained on, and those of its share that is held out."""
         source = named_parts.source(self.tasks, self.options)
         tasks = load_tasks(source, tokenizer, self.data, self.seed, **{**self.rows, **how})
@@ -128,7 +128,7 @@ class TaskSet:
             rewards.read_held_out(reward, self.tasks)
         rewards.prepare(reward, self.tasks, alone=bool(known))
 
-    def text(self, task: Task) -> Any:
+    def text(self, task: Task) -> object:
         """The prompt as text or messages; ids are decoded."""
         ids = isinstance(task.prompt, list) and all(isinstance(token, int) for token in task.prompt)
         return self.tokenizer.decode(task.prompt, skip_special_tokens=True) if ids and self.tokenizer else task.prompt

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from operant.runs.folder import changed, run_folders, state
 from operant.runs.trackers.console import emit, plain
@@ -43,14 +42,14 @@ def runs(words: Sequence[str], options: Options) -> int:
     return 0
 
 
-def _row(folder: Path) -> dict[str, Any]:
+def _row(folder: Path) -> dict[str, object]:
     """Return the facts about a run; for one that cannot be read, the reason is its verdict."""
-    row = {"run": os.path.relpath(folder), "changed": changed(folder)}
+    row: dict[str, object] = {"run": os.path.relpath(folder), "changed": changed(folder)}
     try:
         with reading_run(folder):  # a folder of another program may have a config.yaml, too
             history = read_history(folder)
             score, steps = progress(history), int(history.option("steps") or 0)
-            known: dict[str, Any] = {"method": history.option("algorithm", "ppo")}
+            known: dict[str, object] = {"method": history.option("algorithm", "ppo")}
             known |= {"state": state(folder, history.step, steps)}
             known |= {"step": history.step, "steps": steps, "score": score and score.label}
             known |= {"before": score and short(score.before), "after": score and short(score.after)}

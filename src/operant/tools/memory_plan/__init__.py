@@ -12,7 +12,6 @@ process's own memory stands beside it.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import psutil
 import torch
@@ -180,7 +179,7 @@ def measure(config: Config, *, ranks: int = 1, gpu: bool = False) -> MeasuredRun
         raise OperantError(f"policy {shown(config.train.policy)} is made by a class or function, {why}")
     model_config = config_of(config.train.policy)
     tokenizer = config.learner["model"].templated(tokenizer_of(config.train.policy))
-    shape = shape_of(config, lengths_of(config, model_config, tokenizer), ranks)
+    shape = shape_of(config, lengths_of(config, bool(model_config.is_encoder_decoder), tokenizer), ranks)
     device = find_device(config.learner["learner"].device)
     with explained(config.train.policy), fake_tensors() as memory:
         model = MemoryModel(model_config, config, memory)
@@ -223,14 +222,13 @@ def explained(policy: object) -> Iterator[None]:
         ) from error
 
 
-def lengths_of(config: Config, model_config: Any, tokenizer: Tokenizer | None) -> tuple[int, int, int]:
-    """Tokens of the longest prompt, tokens of the longest reply, and replies of an evaluation."""
+def lengths_of(config: Config, whole: bool, tokenizer: Tokenizer | None) -> tuple[int, int, int]:
+    """Tokens of the longest prompt and reply, and replies of an evaluation. whole: for an encoder-decoder."""
     train, seed = config.train, config.learner["learner"].seed
     limited = replace(config.data, limit=min(config.data.limit or SAMPLED, SAMPLED))
     forms, reply = find(train.algorithm).rows, config.learner["sampling"].max_tokens
     require(train.replies is None, "replies: plan with --tasks of the same prompts, and their --sampling.max-tokens")
     parts = {kind: config.parts.get(kind, {}) for kind in ("tasks", "env", "form")}
-    whole = bool(model_config.is_encoder_decoder)
     forms = forms | {"form": named_parts.form(train.form, parts["form"]), "cue": not whole}
     env = named_parts.make("env", train.env, parts["env"]) if train.tasks is None else None
     source, held_out_source = named_parts.sources(train, parts["tasks"], env)

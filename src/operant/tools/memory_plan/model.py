@@ -29,6 +29,7 @@ from operant.storage.hub import find_config
 from operant.tools.memory_plan.fake_tensors import Memory
 from operant.training.optimizer import RateOptions
 from operant.training.update import SAMPLE
+from operant.types import Tokenizer
 
 
 def config_of(name: Any) -> Any:
@@ -43,7 +44,7 @@ def _is_file(name: str) -> bool:
     return name.endswith(".json") and Path(name).is_file()
 
 
-def tokenizer_of(name: object) -> Any:
+def tokenizer_of(name: object) -> Tokenizer | None:
     """The tokenizer of a model, by name or from Python; None if it has none."""
     if not isinstance(name, str):
         return getattr(name, "tokenizer", None)
@@ -82,7 +83,7 @@ class MemoryModel:
             self.trained += self.critic.trainable()
         self.bytes_of_state = self.policy.head.weight.shape[1] * self.policy.head.weight.element_size()
 
-    def _make_model(self, config: Any, trained: bool = False) -> Any:
+    def _make_model(self, config: Any, trained: bool = False) -> nn.Module:
         """The model, with the adapter or soft prompt of the run if it is the one that is trained."""
         from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 

@@ -12,7 +12,6 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any
 
 from operant import options as named
 from operant.algorithms import find
@@ -104,11 +103,11 @@ def _kind(config: object) -> str:
     return kind
 
 
-def _fields(config: object) -> dict[str, Any]:
+def _fields(config: object) -> dict[str, object]:
     return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     """A value without enumerations, as `SchedulerType.LINEAR` for "linear"."""
     if isinstance(value, enum.Enum):
         return value.value

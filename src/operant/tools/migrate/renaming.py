@@ -7,7 +7,6 @@ import ast
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from operant import options
 from operant.options import TRLX, names, note, ours
@@ -103,7 +102,7 @@ class Renamed:
         self.comments.append(f"{shown}: {why or note(name) or 'there is no such option here; see docs/options.md'}")
 
 
-def literal(code: str) -> Any:
+def literal(code: str) -> object:
     """The value of code that is a literal; UNKNOWN otherwise."""
     try:
         return ast.literal_eval(code)

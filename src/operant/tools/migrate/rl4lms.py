@@ -41,7 +41,7 @@ def recipe(text: str, path: Path) -> str:
     if not isinstance(given, Mapping) or not all(isinstance(given.get(part), Mapping) for part in ("alg", "datapool")):
         raise OperantError(f"{path} is no configuration of RL4LMs: it has no alg and datapool; nothing to move")
 
-    def part(*names: str, default: Any = None) -> Any:
+    def part(*names: str, default: object = None) -> Any:
         """What stands in nested mappings, by the names on the way."""
         found: Any = given
         for name in names:
@@ -92,7 +92,7 @@ def _recipe(part: Part, method: str, name: str) -> str:
     return head + yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
 
 
-def _reward(part: Part, comments: list[str]) -> dict[str, Any]:
+def _reward(part: Part, comments: list[str]) -> dict[str, str]:
     name, arguments = str(part("reward_fn", "id")), part("reward_fn", "args", default={})
     if name.startswith("learned") and isinstance(arguments, Mapping) and "model_name" in arguments:
         if "label_ix" in arguments:
@@ -160,9 +160,9 @@ def _numbers(part: Part, method: str) -> dict[str, object]:
     return options
 
 
-def _evaluation(part: Part, comments: list[str]) -> dict[str, Any]:
+def _evaluation(part: Part, comments: list[str]) -> dict[str, object]:
     """Evaluation during training, and its metrics."""
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     for theirs, ours in (("eval_every", "evaluate_every"), ("save_every", "checkpoint_every")):
         if isinstance(number := part("train_evaluation", theirs), int):
             options[ours] = number
