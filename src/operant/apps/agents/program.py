@@ -136,7 +136,7 @@ class Conversation:
     """The last conversation of a row: what was asked, and the text of its prompt with a mark for each reply."""
 
     messages: list[Json]
-    tools: list[Any] | None
+    tools: list[Json] | None
     marked: str
     replies: list[int]
     """The places of the row's own replies among the messages."""
@@ -204,16 +204,16 @@ class ModelClient:
         with _STARTING:
             return f"http://127.0.0.1:{_server().server_address[1]}/v1"
 
-    def complete(self, prompt: str, **options: Any) -> Any:
+    def complete(self, prompt: str, **options: object) -> Any:
         """The reply to a text; with `n=4` a list of four. Raises: OperantError for what a program may not set."""
         return self._plainly({"prompt": prompt} | options, "completions", lambda choice: choice["text"])
 
-    def chat(self, messages: list[Json], **options: Any) -> Any:
+    def chat(self, messages: list[Json], **options: object) -> Any:
         """The reply to a conversation, by the chat template; with `n=4` a list of four. Raises: as `complete`."""
         said = self.message(messages, **options)
         return [one["content"] or "" for one in said] if isinstance(said, list) else said["content"] or ""
 
-    def message(self, messages: list[Json], **options: Any) -> Any:
+    def message(self, messages: list[Json], **options: object) -> Any:
         """As `chat`, the reply as a message: with `tools=[...]`, its calls are its `tool_calls`."""
         return self._plainly({"messages": messages} | options, "chat/completions", lambda choice: choice["message"])
 

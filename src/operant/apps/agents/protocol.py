@@ -74,7 +74,7 @@ class ModelRequest:
     """How many alternatives of each token an answer has, with log-probs; None: no log-probs."""
     echo: bool
     """Whether answers begin with the prompt."""
-    tools: list[Any] | None
+    tools: list[Json] | None
     """The functions that an answer may call."""
     ids: bool
     """Whether answers have the token ids, too."""
@@ -238,7 +238,7 @@ def _request(
     *,
     alternatives: int | None,
     echo: bool = False,
-    tools: list[Any] | None = None,
+    tools: list[Json] | None = None,
 ) -> ModelRequest:
     n = fields.number("n", int, 1, 1, MOST_CHOICES)
     if n * len(prompts) > MOST_CHOICES:
@@ -378,7 +378,7 @@ def usage(request: ModelRequest, replies: Sequence[Reply]) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def chunk(request: ModelRequest, index: int = 0, new: Mapping[str, Any] = {}, end: str | None = None) -> Json:
+def chunk(request: ModelRequest, index: int = 0, new: Mapping[str, object] = {}, end: str | None = None) -> Json:
     """A piece of a streamed answer: what a message gains."""
     choice: Json = {"index": index, "finish_reason": end, "logprobs": None}
     about = {"id": request.id, "created": request.created, "model": request.model}
@@ -410,7 +410,7 @@ def whole(request: ModelRequest, index: int, choice: Mapping[str, Any]) -> list[
     return [piece, chunk(request, index, {}, choice["finish_reason"])]
 
 
-def called(tokenizer: Any, reply: Reply, text: str, tools: list[Any] | None = None) -> tuple[list[Json], str]:
+def called(tokenizer: Any, reply: Reply, text: str, tools: list[Json] | None = None) -> tuple[list[Json], str]:
     """The calls in a reply, and its other text: by the tokenizer's own template of responses, else those that stand
     between <tool_call> and </tool_call>. What is no call stays text."""
     whole, calls, left = tokenizer.decode(reply.action, skip_special_tokens=False), [], text

@@ -15,7 +15,7 @@ import json
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property, partial
@@ -129,7 +129,7 @@ class ToolWorld(AgentWorld):
             results = yield self._calls.findall(reply)
             text += reply + "".join(f"<result>{result}</result>" for result in results)
 
-    def _result(self, name: str, arguments: Any) -> tuple[bool, str]:
+    def _result(self, name: str, arguments: str | Mapping[str, object]) -> tuple[bool, str]:
         """Whether a call went well, and what the policy reads of it."""
         if name not in self.tools:
             near = difflib.get_close_matches(name, self.tools, 1)

@@ -43,7 +43,7 @@ def named(name: str) -> Callable[..., Iterator[dict[str, object]]]:
         raise OperantError(f"tasks=reasoning_gym:{name}: reasoning-gym has no set {shown(name)}{hint}")
     config = DATASETS[name][1]
 
-    def reasoning_gym(**options: Any) -> Iterator[dict[str, object]]:
+    def reasoning_gym(**options: object) -> Iterator[dict[str, object]]:
         size = options.get("size", usual["size"])
         require(size >= 1, f"tasks.size={size}: it must be at least 1")
         read = {
@@ -73,7 +73,7 @@ def named(name: str) -> Callable[..., Iterator[dict[str, object]]]:
     return reasoning_gym
 
 
-def as_written(kind: Any) -> Any:
+def as_written(kind: object) -> object:
     """The type of an option as a command or file gives it: enumerations and dates are texts, what has parts YAML."""
     inside = get_args(kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -104,7 +104,7 @@ def data_set(name: str, options: str) -> Any:
     return create_dataset(name, **{key: as_kind(value, kinds.get(key)) for key, value in json.loads(options).items()})
 
 
-def as_kind(value: Any, kind: Any) -> Any:
+def as_kind(value: Any, kind: object) -> object:
     """A plain value as a set has it: a list or tuple, a member of an enumeration, a date or time, a dataclass.
 
     Raises: ValueError or TypeError for one that it cannot be.
@@ -126,7 +126,7 @@ def as_kind(value: Any, kind: Any) -> Any:
 
 
 @lru_cache(10_000)
-def problem(name: str, options: str, index: int) -> Any:
+def problem(name: str, options: str, index: int) -> dict[str, object]:
     """A problem of a set, made once in this process: some take seconds."""
     return data_set(name, options)[index]
 

@@ -80,7 +80,7 @@ class Maths(RewardBase):
         why = f"the verifier of reward 'maths' failed on each of {len(failed)} replies: {failed[0].message}"
         return replace(judged, notes=[f"{why}; each scored 0, so nothing can be learned from them"])
 
-    def exactly(self, reply: str, target: Mapping[str, Any]) -> Judgement:
+    def exactly(self, reply: str, target: Mapping[str, object]) -> Judgement:
         """The verdict on a plain number or an expression."""
         if "numbers" not in target:
             answer, order = str(target["answer"]), target.get("order", "usual")
@@ -170,7 +170,7 @@ def findings(found: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def target_of(task: Task) -> dict[str, Any]:
+def target_of(task: Task) -> dict[str, object]:
     """What a reply is compared with; an answer alone may be the target itself. Raises: OperantError without one."""
     target = task.target if isinstance(task.target, Mapping) else {"answer": task.target}
     kinds = (("set", "index", "options"), ("numbers", "target"), ("answer",))

@@ -8,7 +8,7 @@ judge({"reply": "94*4-61-6", "set": "countdown", "index": 0, "options": "{}"})
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -24,7 +24,7 @@ PATIENCE = 20.0
 """Seconds after which no more of them are tried."""
 
 
-def verifier(packages: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, object]]:
+def verifier(packages: Sequence[str]) -> Callable[[dict[str, Any]], Mapping[str, object]]:
     """The function that answers the requests of a worker. What a verifier raises, it raises.
 
     packages: are loaded now, so that the time limit of the first reply is not spent on them.
@@ -34,7 +34,7 @@ def verifier(packages: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, ob
     for package in {"reasoning_gym", "verifiers.v1"} & {*packages}:
         import_module(package)
 
-    def judge(request: dict[str, Any]) -> dict[str, object]:
+    def judge(request: dict[str, Any]) -> Mapping[str, object]:
         suite, name = suite_of(request.get("set", ""))
         if "tested" in request:
             return tested(suite, name, request["options"])
@@ -52,7 +52,7 @@ def verifier(packages: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, ob
     return judge
 
 
-def judged(score: float | None) -> dict[str, Any]:
+def judged(score: float | None) -> dict[str, float | str]:
     """The score and the outcome of a reply; None: it has no answer. Raises: OperantError for one that is no number."""
     if score is None:
         return {"score": 0.0, "outcome": "no answer"}

@@ -41,7 +41,7 @@ def named(name: str) -> Callable[..., Iterator[dict[str, object]]]:
     cut = {} if "size" in own else {"size": int | None}
     kinds = cut | {key: kind if kind in (bool, int, float, str) else Any for key, kind in own.items()}
 
-    def verifiers(**options: Any) -> Iterator[dict[str, object]]:
+    def verifiers(**options: object) -> Iterator[dict[str, object]]:
         size = options.pop("size", None) if cut else None
         require(size is None or size >= 1, f"tasks.size={size}: it must be at least 1, or none")
         changed = {key: value for key, value in options.items() if value != defaults.get(key)}

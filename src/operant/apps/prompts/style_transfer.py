@@ -238,7 +238,7 @@ class TransferQuality:
         """As the reward."""
         self.reward.read_tasks(tasks)
 
-    def __call__(self, rollouts: list[Rollout]) -> dict[str, Any]:
+    def __call__(self, rollouts: list[Rollout]) -> dict[str, list[float] | float | None]:
         """By name, lists with the mean over the rewrites of each rollout, and numbers of all."""
         sources = [source_of(rollout.task) for rollout in rollouts]
         asked = [(rollout.reply, source) for rollout, source in zip(rollouts, sources, strict=True)]
@@ -249,7 +249,7 @@ class TransferQuality:
         content = [kept for one in drawn for kept in one.content]
         each = {"content": content, "style": right} | ({} if fluent is None else {"fluency": fluent})
         joint = [100 * math.prod(value / 100 for value in values) for values in zip(*each.values(), strict=True)]
-        found = dict[str, Any]()
+        found = dict[str, list[float] | float | None]()
         for before, places in (
             ("", [range(i * count, (i + 1) * count) for i in range(len(drawn))]),
             ("selected/", [[i * count + one.best] for i, one in enumerate(drawn)]),

@@ -641,7 +641,7 @@ def names_function(name: str) -> bool:
     return bool(colon) and place != "builtin" and not os.path.isdir(name)
 
 
-def kind_of(config: Any, tokenizer: Tokenizer | None) -> Kind:
+def kind_of(config: object, tokenizer: Tokenizer | None) -> Kind:
     """The kind that a config tells by its architecture, else by whether the tokenizer has a mask token."""
     if is_encoder_decoder(config):
         return "encoder-decoder"
