@@ -104,7 +104,7 @@ def runs(
         shown[0].end(run)
 
 
-def _arguments(args: object, options: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
+def _arguments(args: object, options: Mapping[str, object], **arguments: object) -> dict[str, object]:
     """The arguments that are not None, with the options and those of a configuration object below them."""
     known = {name: value for name, value in arguments.items() if value is not None} | dict(options)
     if args is not None:

@@ -6,7 +6,6 @@ To add a method, add a file and its entry in `METHODS`. No code outside this pac
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any
 
 from operant.algorithms.base import Algorithm, Needs
 from operant.import_by_name import Lazy, Table, nearest
@@ -88,7 +87,7 @@ def find(name: "str | Algorithm") -> Algorithm:
 
 def applicable_options(
     options: Mapping[str, object], name: str, known: Collection[str]
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, object], list[str]]:
     """Split the options of a recipe or preset into those that apply to algorithm `name`, and the names of the others.
 
     `known`: the names of the options that the algorithm has. If the recipe was written for another algorithm, options

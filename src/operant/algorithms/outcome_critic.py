@@ -30,7 +30,6 @@ people wrote are rows with the outcome `passed`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +57,7 @@ def outcome(out: Outputs, batch: Batch) -> dict[str, Tensor]:
     }
 
 
-def usable(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole: bool) -> list[bool]:
+def usable(labels: Sequence[Sequence[float]], loss: Mapping[str, object], *, whole: bool) -> list[bool]:
     """All are."""
     found = {label for of_prompt in labels for label in of_prompt}
     if odd := found - {float(i) for i in range(len(OUTCOMES))}:

@@ -43,7 +43,6 @@ the steps until the first wrong one.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from operant.algorithms.base import Algorithm, Needs
 from operant.objectives.labelled import reward_model
@@ -51,7 +50,7 @@ from operant.objectives.preference import good_or_bad, paired
 from operant.types import OperantError
 
 
-def usable(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole: bool) -> list[bool]:
+def usable(labels: Sequence[Sequence[float]], loss: Mapping[str, object], *, whole: bool) -> list[bool]:
     """Of the labels of each prompt: whether the kind of the loss learns from them."""
     kind = loss["kind"]
     if kind == "good":

@@ -4,7 +4,6 @@ h(y) = log pi(y | x) - log pi_ref(y | x) is the log-ratio of a whole reply, and 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,7 +99,7 @@ def kto(
     }
 
 
-def paired(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole: bool) -> list[bool]:
+def paired(labels: Sequence[Sequence[float]], loss: Mapping[str, object], *, whole: bool) -> list[bool]:
     """Of the labels of each prompt: whether two differ."""
     found = [max(x) - min(x) > ROUNDING * max(map(abs, x)) for x in labels]
     if not any(found):
@@ -112,7 +111,7 @@ def paired(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole:
     return found
 
 
-def good_or_bad(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole: bool) -> list[bool]:
+def good_or_bad(labels: Sequence[Sequence[float]], loss: Mapping[str, object], *, whole: bool) -> list[bool]:
     """True for the labels of each prompt. whole: they are those of all prompts, and not those of a step."""
     classes = {label for of_prompt in labels for label in of_prompt}
     if other := sorted(classes - {0.0, 1.0}):

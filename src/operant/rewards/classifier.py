@@ -139,6 +139,6 @@ def labelled(
 
 
 @wraps(labelled)
-def builtin(name: str, **options: Any) -> Classifier:
+def builtin(name: str, **options: object) -> Classifier:
     """The classifier of `builtin:NAME`, which comes with the package."""
     return labelled(f"builtin:{name}", **options)

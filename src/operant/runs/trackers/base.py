@@ -31,7 +31,7 @@ class StepData:
 
     scalars: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, Histogram] = field(default_factory=dict)
-    replies: list[list[Any]] = field(default_factory=list)
+    replies: list[list[object]] = field(default_factory=list)
 
 
 class ExternalTracker:
@@ -54,7 +54,7 @@ class ExternalTracker:
         self.skip_until = 0
         """Steps up to this one were logged by an earlier process of the run, and are skipped."""
 
-    def begin(self, config: Mapping[str, Any]) -> None:
+    def begin(self, config: Mapping[str, object]) -> None:
         """Begin a new run, or continue the one that `state` names."""
         raise NotImplementedError
 
@@ -66,7 +66,7 @@ class ExternalTracker:
         """End the run. failed: whether it ends with an error."""
         raise NotImplementedError
 
-    def start(self, config: Mapping[str, Any]) -> None:
+    def start(self, config: Mapping[str, object]) -> None:
         self.total_steps, self.samples_every = int(config.get("steps", 0)), int(config.get("samples_every", 10))
         with atomic_io.explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ class ExternalTracker:
         histograms = {n: x if isinstance(x, Histogram) else Histogram.from_plain(x) for n, x in given.items()}
         self._write(step, StepData(finite(norms), histograms))
 
-    def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
+    def rollouts(self, step: int, rows: Sequence[Mapping[str, object]], /) -> None:
         if self.samples_every and (step % self.samples_every == 0 or step == self.total_steps):
             self._write(step, StepData(replies=replies(step, rows)))
 
@@ -122,7 +122,7 @@ def edges(histogram: Histogram) -> list[float]:
     return [(histogram.start + i) * histogram.width for i in range(len(histogram.counts) + 1)]
 
 
-def replies(step: int, rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+def replies(step: int, rows: Sequence[Mapping[str, Any]]) -> list[list[object]]:
     """Return the first `REPLIES` replies as lists in the order of `COLUMNS`; of one whose KL has NaN, it is None."""
     table = []
     for row in rows[:REPLIES]:
