@@ -161,7 +161,7 @@ def apply_changes(found: list[Change], learner: Learner) -> None:
         learner.budget.tokens, learner.budget.fixed = fresh.tokens, fresh.fixed  # the object that checkpoints save
     names |= {"optimizer.eps"} if "optimizer.eps_placement" in names else set()  # tensorflow leaves its last step's
     options = learner.options.get("optimizer")
-    for group in getattr(learner.optimizer, "param_groups", ()):
+    for group in learner.optimizer.param_groups if learner.optimizer is not None else ():
         group |= {n: getattr(options, n) for n in ("betas", "eps", "alpha") if f"optimizer.{n}" in names}
         if "optimizer.weight_decay" in names and all(p.ndim > 1 for p in group["params"]):
             group["weight_decay"] = options.weight_decay

@@ -1047,7 +1047,7 @@ def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> 
     try:
         code = make(source, FILE, "exec", dont_inherit=True)
     except BaseException as error:
-        why = getattr(error, "msg", None) or str(error)
+        why = error.msg if isinstance(error, SyntaxError) else str(error)
         os.write(4, message_of(type(error).__name__, why, line_of(error, FILE)).encode())
         os._exit(1)
     os.write(4, b"\n")
@@ -1394,9 +1394,9 @@ class Checker:
             for node in nodes(tree) if tree else ():
                 match type(node).__name__, vars(node):
                     case "Call", fields:
-                        called.add(getattr(fields["func"], "id", ""))
+                        called.add(vars(fields["func"]).get("id", ""))
                     case "Attribute", fields:
-                        modules.add(getattr(fields["value"], "id", ""))
+                        modules.add(vars(fields["value"]).get("id", ""))
         # What tests call and do not look into is a function of that name, such as `copy` or `statistics`. A test that
         # imports one binds the name itself.
         wanted |= called & MODULES - modules

@@ -221,4 +221,4 @@ def _ask_commit(repository: str, revision: str | None) -> str | None:
     from huggingface_hub import HfApi
 
     asked = partial(HfApi().model_info, repository, revision=revision, timeout=CONNECT_SECONDS)
-    return getattr(reach("model", f"{repository}@{revision}" if revision else repository, asked), "sha", None)
+    return reach("model", f"{repository}@{revision}" if revision else repository, asked).sha

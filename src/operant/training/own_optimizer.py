@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from operant.models.policy import Policy
-from operant.training.optimizer import OF_THEIRS, OWN, unused
+from operant.training.optimizer import OF_THEIRS, OWN, OptimizerOptions, unused
 from operant.types import OperantError, shown
 
 PASS_A_FUNCTION = "pass a function, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
@@ -31,7 +31,7 @@ def with_kind(optimizer: object, options: Mapping[str, Any]) -> tuple[Any, dict[
 
 def check_given(options: Mapping[str, object], optimizer: object, lr_scheduler: object) -> None:
     """Check that the composed options and the user's objects go together, before anything loads."""
-    kind = getattr(options.get("optimizer"), "kind", None)  # an update rule may have options of its own class
+    kind = made.kind if isinstance(made := options.get("optimizer"), OptimizerOptions) else None  # a rule has its own
     if optimizer is None and kind == OWN:
         raise OperantError(
             "optimizer.kind=own: the optimizer is a Python object, so start and resume from Python, with "

@@ -93,7 +93,7 @@ def unkept(*codes: str) -> str | None:
         asserts = name and any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
         if (asserts or name[:4] in ("test", "Test")) and name not in used:
             return f"a test defines {name} and never runs it, so that any program passes; call it, or leave the row out"
-    timed = any("TimeoutError" in (getattr(node, "id", ""), getattr(node, "attr", "")) for node in nodes)
+    timed = "TimeoutError" in used | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     asserting = {one.name for one in nodes if isinstance(one, ast.FunctionDef) and "assert" in ast.unparse(one)}
     for node in nodes:
         for base in node.bases if isinstance(node, ast.ClassDef) else ():

@@ -618,7 +618,7 @@ def task_model(
     config = load_config(folder)
     kind = kind or kind_of(config, load_tokenizer(folder))
     auto = {"masked": AutoModelForMaskedLM, "causal": AutoModelForCausalLM, "encoder-decoder": AutoModelForSeq2SeqLM}
-    known: Any = getattr(auto[kind], "_model_mapping")  # noqa: B009 - what transformers itself looks the class up in
+    known = auto[kind]._model_mapping  # what transformers itself looks the class up in
     if type(config) not in known and not getattr(config, "auto_map", None):
         raise OperantError(
             f"{what} is a {config.model_type}, which transformers has no {kind} model of: leave --reward.kind out, and "

@@ -29,7 +29,7 @@ from operant.runs.trackers.console import emit, plain
 from operant.storage import atomic_io
 from operant.tools.cli.arguments import Options, new_file, refuse, taken
 from operant.tools.report.summary import aligned, game_row
-from operant.types import Env, OperantError, Step, name_of, require, shown
+from operant.types import Env, EnvBase, OperantError, Step, name_of, require, shown, with_defaults
 
 HUMAN = "human"
 GAMES = 20
@@ -112,7 +112,7 @@ def play(words: Sequence[str], options: Options) -> int:
     env = options.pop("env")
     if asked.players == [HUMAN]:
         world = named_world(env, options, {})
-        has_tasks = source is not None or getattr(world, "games", None) is not None
+        has_tasks = source is not None or with_defaults(world, EnvBase).games is not None
         if world is not None and not isinstance(world, TextGames) and has_tasks:
             return _by_hand(world, source, asked)
     worlds = game_worlds(env, options, runs)
