@@ -136,7 +136,7 @@ def gap(model):
 
 
 def test_a_bias_of_the_logits_is_found():
-    """Marian and BART add `final_logits_bias`, which training from nothing leaves at 0, and published weights do not."""
+    """Marian and BART add `final_logits_bias`, which is 0 in fresh weights and not in published ones."""
     model = lm("bart", vocab=20)
     model.final_logits_bias.normal_()
     batch, replies = Batch.given([[3, 4]], [[5, 6, 7]]), torch.tensor([[2, 5, 6]])
