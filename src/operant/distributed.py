@@ -133,12 +133,11 @@ def largest_float(x: float) -> float:
     return float(most)
 
 
-def gathered(thing: Any) -> list[Any]:
+def gathered(thing: Item) -> list[Item]:
     """The objects that the ranks pass, in order of rank. Every rank must call."""
-    if world() == 1:
-        return [thing]
-    out: list[Any] = [None] * world()
-    dist.all_gather_object(out, thing)
+    out = [thing] * world()
+    if world() > 1:
+        dist.all_gather_object(out, thing)
     return out
 
 
@@ -225,7 +224,7 @@ class GradientSum:
     """A module whose gradients DistributedDataParallel sums over ranks. In one process it is the module itself."""
 
     def __init__(self, module: nn.Module):
-        self.module = module
+        self.module: Any = module
         self.forward: Any = module
         if world() > 1:
             with warnings.catch_warnings(action="ignore", category=FutureWarning):  # `broadcast_buffers` has a new name
@@ -236,7 +235,7 @@ class GradientSum:
                 del module.idle
             self.forward.register_comm_hook(None, _summed)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.forward(*args, **kwargs)
 
     def gathering(self, last: bool) -> AbstractContextManager[None]:
@@ -250,7 +249,6 @@ class GradientSum:
 def _summed(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Sum a bucket of gradients over ranks, where DistributedDataParallel would average it."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
-    assert work is not None  # an asynchronous call returns one
     return work.get_future().then(lambda future: future.value()[0])
 
 

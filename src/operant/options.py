@@ -69,11 +69,11 @@ def compose(schema: Schema, options: Mapping[str, object]) -> dict[str, Any]:
     return {g: made(**picked[g]) if inspect.isclass(made) else picked[g] for g, made in schema.items()}
 
 
-def resolve(schema: Schema, options: Mapping[str, object]) -> dict[str, Any]:
+def resolve(schema: Schema, options: Mapping[str, object]) -> dict[str, object]:
     """The options under their full names. Raises: OperantError for an unknown one, with the nearest."""
     known = names(schema)
     short = {full: part for full, part in known.items() if not isinstance(schema[part[0]], Factory)}
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in options.items():
         require(isinstance(key, str), f"option {shown(key)} is no text, as names are (YAML reads unquoted on as true)")
         key = key.replace("-", "_")
@@ -158,12 +158,12 @@ def arguments(factory: Factory, given: Mapping[str, object], what: str) -> dict[
         return compose({"": factory}, given)[""]
 
 
-def values(made: Any) -> dict[str, Any]:
+def values(made: object) -> dict[str, Any]:
     """The options of one composed group, as a dict. Values are not copied or converted: a model stays a model."""
     return dict(made) if isinstance(made, dict) else {name: getattr(made, name) for name in defaults(type(made))}
 
 
-def read(text: Any) -> Any:
+def read(text: object) -> Any:
     """Parse a value in YAML braces to a mapping. Any other value is returned unchanged, to be converted later.
 
     A text with places in braces, such as "{sentence} {prompt}", is no mapping: no colon stands in its first braces.
@@ -198,7 +198,7 @@ def flat(options: Mapping[str, object], whole: Sequence[str] = ("reward",)) -> d
     return found
 
 
-def with_short_names(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def with_short_names(recipe: Mapping[str, object], given: Mapping[str, object]) -> tuple[dict[str, object], ...]:
     """A recipe without its `names`, and the given options with the short names that it declares written in full.
 
     `names: {game: env.game}` lets `--game tw-simple` stand for `--env.game tw-simple`. In both, `ALIASES` become the
@@ -271,7 +271,7 @@ def _size(node: Any, known: dict[int, float]) -> float:
     return known[id(node)]
 
 
-def kinds(schema: Schema) -> dict[str, Any]:
+def kinds(schema: Schema) -> dict[str, object]:
     """Map each full name to its type."""
     types = {group: _types(made) for group, made in schema.items()}
     return {full: types[group].get(name, Any) for full, (group, name) in names(schema).items()}
@@ -323,7 +323,7 @@ def is_none(value: object) -> bool:
     return value is None or (isinstance(value, str) and value.lower() in ("none", "null"))
 
 
-def _to_tuple(value: Any, kinds: tuple[Any, ...], name: str) -> tuple:
+def _to_tuple(value: object, kinds: tuple[Any, ...], name: str) -> tuple:
     if isinstance(value, str):
         value = value.split(",") if value else []
     parts = list(value) if isinstance(value, (list, tuple)) else [value]
@@ -341,7 +341,7 @@ _DESCRIPTIONS = {
 }
 
 
-def _to_scalar(value: Any, kind: type) -> bool | int | float | str | None:
+def _to_scalar(value: object, kind: type) -> bool | int | float | str | None:
     """The value as bool, int, float or str; None if it is not one."""
     if kind is str:
         return value if isinstance(value, str) else None

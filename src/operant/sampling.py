@@ -6,10 +6,10 @@ a reply, banned tokens), it does again when the token is scored, so a ratio with
 drawn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -240,9 +240,10 @@ def _pick(mass: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # --- random numbers from counters -------------------------------------------------------------------------------------
 
 WORD = 0xFFFFFFFFFFFFFFFF
+Bits = TypeVar("Bits", int, np.ndarray)
 
 
-def _mix(x: Any) -> Any:
+def _mix(x: Bits) -> Bits:
     """The finaliser of SplitMix64 (Steele et al., 2014) of an int below 2 ** 64, or of an array of uint64."""
     x = (x + 0x9E3779B97F4A7C15) & WORD
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & WORD
@@ -416,7 +417,7 @@ def token_pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
 
 
 def encode_prompt(
-    tokenizer: Tokenizer | None, prompt: str | list[dict[str, Any]] | list[int], tools: list[Any] | None = None
+    tokenizer: Tokenizer | None, prompt: str | Sequence[Mapping[str, object]] | Sequence[int], tools: object = None
 ) -> list[int]:
     """Token ids of a prompt: ids unchanged, text with the tokenizer's special tokens, messages by its chat template.
 
@@ -434,7 +435,7 @@ def encode_prompt(
 
 
 def render(
-    tokenizer: Tokenizer | None, messages: list[dict[str, Any]], *, prompting: bool, tools: list[Any] | None = None
+    tokenizer: Tokenizer | None, messages: Sequence[Mapping[str, object]], *, prompting: bool, tools: object = None
 ) -> str:
     """The text that the chat template makes of messages. `prompting`: end it where an answer begins.
 

@@ -120,7 +120,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def brief(self: Any) -> str:
+def brief(self: Task | Completion | Turn | Batch | Outputs) -> str:
     """The repr of a core type: its fields that are not their defaults, with sizes in place of long contents."""
     named = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
     parts = []
@@ -403,7 +403,7 @@ class EnvBase:
     """Restores what `state_dict` has returned."""
 
 
-def as_list(returned: object) -> list[Any] | None:
+def as_list(returned: object) -> list[object] | None:
     """A reward's return value as a list with one entry per rollout; None if it is not a collection."""
     single = isinstance(returned, (str, bytes, Mapping)) or getattr(returned, "ndim", 1) == 0
     return list(returned) if isinstance(returned, Iterable) and not single else None
@@ -423,7 +423,7 @@ class _Completed:
     def __init__(self, thing: object, defaults: object):
         vars(self).update(thing=thing, defaults=defaults)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         default = getattr(vars(self)["defaults"], name)
         found = getattr(vars(self)["thing"], name, default)
         return default if callable(default) and not callable(found) else found  # the user's name for something else
@@ -451,6 +451,8 @@ class Tokenizer(Protocol):
     """How messages are written."""
     model_max_length: int
     """Most tokens of a text."""
+    save_pretrained: Callable[[str | os.PathLike[str]], object]
+    """Writes its files into a folder."""
 
     def __call__(self, text: object, **options: object) -> Any:
         """Encode one text or several, with the options of transformers."""
@@ -560,7 +562,7 @@ class TrainablePolicy(Protocol):
         """[B, T] the value of the state before each action; None without a critic."""
         ...
 
-    def trainable(self) -> list[Any]:
+    def trainable(self) -> list[torch.nn.Parameter]:
         """The parameters that an optimizer changes."""
         ...
 
@@ -568,11 +570,11 @@ class TrainablePolicy(Protocol):
         """Why a prompt and reply of these lengths, in tokens, do not fit; None if they do."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The weights by name."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> Any:
+    def load_state_dict(self, state: Mapping[str, Any]) -> object:
         """Set the weights."""
         ...
 
@@ -613,7 +615,7 @@ class Choices:
         among = [options[end - n : end] for end, n in zip(ends, self.counts.tolist(), strict=True)]
         return list(zip(self.places.tolist(), self.picked.tolist(), among, strict=True))
 
-    def of_rows(self, index: Any, shape: torch.Size, width: int) -> Choices | None:
+    def of_rows(self, index: Tensor | slice, shape: torch.Size, width: int) -> Choices | None:
         """The choices in some rows of a batch of `shape` [B, T], cut to `width` columns; None if there are none."""
         import torch
 
@@ -790,18 +792,17 @@ class Batch:
             own[place // self.tokens.shape[1]] += sum(map(len, among))
         return own if self.hinted is None else list(map(max, own, self.hinted.sizes()))
 
-    def with_(self, **updates: Any) -> Batch:
+    def with_(self, **updates: object) -> Batch:
         """A copy of the batch with some fields replaced."""
         return replace(self, **updates)
 
-    def to(self, device: Any) -> Batch:
+    def to(self, device: torch.device | str) -> Batch:
         """The batch on a device. `allowed` and `choices` stay on the CPU, because they are read piece by piece."""
         import torch
 
         if self.tokens.device == torch.device(device):
             return self
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {name: x.to(device) for name, x in values.items() if isinstance(x, torch.Tensor)}
+        moved: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, torch.Tensor)}
         moved["extra"] = {name: x.to(device) for name, x in self.extra.items()}
         return replace(self, **moved, hinted=None if self.hinted is None else self.hinted.to(device))
 
