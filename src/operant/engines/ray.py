@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.engines import ENGINES
-from operant.models.base import PolicyBase
+from operant.models.loading import Trained
 from operant.models.policy import Policy
 from operant.models.reference import shared
 from operant.models.twins import deal
@@ -28,8 +28,6 @@ from operant.sandbox.ray import ENGINE, RayActors, RaySession, answers, ask_all
 from operant.types import Completion, EngineParts, OperantError, require
 
 __all__ = ["RayEngine"]
-
-Trained = Policy | PolicyBase
 
 
 class RayEngine(RayActors):
@@ -136,7 +134,7 @@ class RayEngine(RayActors):
         sizes = [len(prompt) + sum(map(len, among)) for prompt, among in zip(prompts, options, strict=True)]
         return self._ask("choose", sizes, (prompts, options, keys), sampling)
 
-    def _ask(self, method: str, sizes: list[int], columns: tuple[Sequence[Any], ...], sampling: Sampling) -> list[Any]:
+    def _ask(self, method: str, sizes: list[int], columns: Sequence[Sequence[object]], sampling: Sampling) -> list[Any]:
         """The answers of the actors for each row of the columns, in order. Parts are answered in any order."""
         require(self.actors, "engine ray is closed: make another one")
         parts = [part for part in deal(sizes, self.parts) if part]
@@ -187,7 +185,7 @@ class Actor:
         self.policy.version = version
         self.engine.sync(self.policy, version)
 
-    def ask(self, method: str, given: list[list[Any]], sampling: Sampling) -> list[Any]:
+    def ask(self, method: str, given: list[list[object]], sampling: Sampling) -> list[Any]:
         """Call the engine. given: its arguments, but for the sampling, which comes before the keys."""
         return getattr(self.engine, method)(*given[:-1], sampling, given[-1])
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -163,7 +163,7 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and not (folder / "config.json").exists()
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, object]:
     try:
         return dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -181,10 +181,10 @@ def base_of(folder: Path) -> str:
             f"{folder} does not name the model that it belongs to: write it into its {CONFIG} "
             f"(base_model_name_or_path), or give the model, and for LoRA lora.adapter={folder}"
         )
-    return f"{base}@{revision}" if revision and hub.split(f"{base}@{revision}")[1] else base
+    return f"{base}@{revision}" if revision and hub.split(f"{base}@{revision}")[1] else str(base)
 
 
-def read(folder: Path, what: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read(folder: Path, what: str) -> tuple[dict[str, object], dict[str, Tensor]]:
     """The config and the tensors of an adapter; `what` is its name in errors."""
     config = read_config(folder)
     if not (folder / WEIGHTS).is_file():

@@ -19,7 +19,7 @@ from operant.import_by_name import Table
 from operant.models.hidden_states import Modes
 from operant.models.options import ModelOptions
 from operant.sampling import Sampling
-from operant.types import Batch, Completion, OperantError, Outputs, Rollout, require
+from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Tokenizer, require
 
 POLICIES = Table(
     "policy",
@@ -41,7 +41,7 @@ class PolicyBase(nn.Module):
 
     vocabulary: int
     """Number of token ids."""
-    tokenizer: Any = None
+    tokenizer: Tokenizer | None = None
     """None if prompts are token ids."""
     stop_tokens: tuple[int, ...] = ()
     """The ids that end a reply."""
@@ -85,7 +85,7 @@ class PolicyBase(nn.Module):
         """The dtype of log-probs and values."""
         return torch.promote_types(next(self.parameters()).dtype, torch.float32)
 
-    def forward(self, batch: Batch, sampling: Sampling = Sampling(), **kwargs: Any) -> Outputs:
+    def forward(self, batch: Batch, sampling: Sampling = Sampling(), **kwargs: object) -> Outputs:
         """Compute log-probs and entropy, under `sampling`'s temperature, at every action: each [B, T], 0 elsewhere."""
         raise NotImplementedError
 
@@ -123,7 +123,7 @@ class PolicyBase(nn.Module):
         """Whether rows are packed end to end: never."""
         return False
 
-    def drop_foreign_states(self, batch: Batch, states_of: Any) -> Batch:
+    def drop_foreign_states(self, batch: Batch, states_of: object) -> Batch:
         """The batch without cached states of another model."""
         return batch.with_(states=None)
 
@@ -151,7 +151,7 @@ class ReadingPolicy(PolicyBase):
         """The metrics of held-out labelled replies by name, beside those of the method's loss."""
         return {}
 
-    def judged_labels(self, rollouts: Sequence[Rollout], *, single: bool) -> dict[str, Any] | None:
+    def judged_labels(self, rollouts: Sequence[Rollout], *, single: bool) -> dict[str, object] | None:
         """What its page shows of held-out labels; single: they are of single replies, which are not compared."""
         return None
 

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -154,13 +153,11 @@ def feed(policy: HiddenStates, row: list[int]) -> dict[str, Tensor]:
 def _padded(policy: HiddenStates, rows: list[list[int]]) -> list[Tensor]:
     """The states at the ends of rows that are padded on the right."""
     tokens, mask = layout.pad(rows, "right", policy.device)
-    kwargs: dict[str, Any] = {"input_ids": tokens}
+    kwargs, ends = {"input_ids": tokens}, mask.sum(1) - 1
     if policy.encoder_decoder:
         start = torch.full((len(rows), 1), policy.start_token, device=policy.device)
         kwargs |= {"attention_mask": mask.long(), "decoder_input_ids": start}
         ends = torch.zeros(len(rows), dtype=torch.long)
-    else:
-        ends = mask.sum(1) - 1
     with policy.catching(lambda hidden: hidden[torch.arange(len(rows)), ends]) as caught:
         policy.call(**kwargs, use_cache=False)
     return list(caught["states"][:, None])

@@ -35,7 +35,7 @@ class Skip(StandIn):
         super().__init__(block)
         self.extras = extras
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         hidden = args[0] if args else kwargs["hidden_states"]
         if self.extras is None:
             return hidden
@@ -58,7 +58,7 @@ class Trunk:
         self._skips: dict[int, Skip] = {}
         self.stack[self.cut].register_forward_pre_hook(self._before_first_trained, with_kwargs=True)
 
-    def _before_first_trained(self, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Any:
+    def _before_first_trained(self, module: object, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Any:
         """Store the input of the first trained block, or replace it by the cached states."""
         if self._cached is None:
             self.last = (args[0] if args else kwargs["hidden_states"]).detach()

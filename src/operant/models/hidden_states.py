@@ -25,14 +25,14 @@ from operant.types import Batch, OperantError, require
 _signature = cache(inspect.signature)
 
 
-def named_cache(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+def named_cache(model: nn.Module, kwargs: dict[str, object]) -> dict[str, object]:
     """Arguments of a model whose `past_key_values` have the model's own name: `cache`, from transformers 5.24 on."""
     if "past_key_values" not in kwargs or "cache" not in _signature(type(model).forward).parameters:
         return kwargs
     return {"cache" if name == "past_key_values" else name: value for name, value in kwargs.items()}
 
 
-def cache_of(out: Any) -> Any:
+def cache_of(out: object) -> Any:
     """The key-value cache of a model's output; None without one."""
     return getattr(out, "cache" if hasattr(out, "cache") else "past_key_values", None)
 

@@ -69,7 +69,7 @@ class Packing:
         self.by_columns = any(hasattr(c, "window_size") and c.window_size for c in self.configs)  # as GPT-Neo's window
         self.window = min((n for n in windows if isinstance(n, int) and n > 0), default=None)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Also of a model that was sent to another process: there, too, transformers has to know the attention."""
         import transformers
 

@@ -145,7 +145,7 @@ def compact(x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
     return out, mask
 
 
-def pad(rows: Sequence[Sequence[int]], side: str, device: Any = None, filler: int = 0) -> tuple[Tensor, Tensor]:
+def pad(rows: Sequence[Sequence[int]], side: str, device: torch.device, filler: int = 0) -> tuple[Tensor, Tensor]:
     """Rows of ids padded to a rectangle, and its mask. side: left or right. filler: the id of padding."""
     width = max(map(len, rows))
     tokens = torch.full((len(rows), width), filler, dtype=torch.long)

@@ -39,6 +39,7 @@ from operant.types import OperantError, Tokenizer, require
 
 WEIGHTS = "policy.safetensors"
 """The trained weights of an exported policy that is no transformers model."""
+Trained = Policy | PolicyBase
 
 
 def load_policy(
@@ -52,7 +53,7 @@ def load_policy(
     mlp: OutputMlpOptions = OutputMlpOptions(),
     seed: int = 0,
     device: str | torch.device = "cpu",
-) -> Any:
+) -> Trained:
     """Load a policy by name, or make one around a loaded model. A `Policy` or `PolicyBase` is returned unchanged.
 
     `name` can also be the folder of an adapter, soft prompt or output MLP, whose training then continues on the model
@@ -114,7 +115,7 @@ def load_policy(
     if lora.quantise != "none" and not lora.on:
         raise OperantError(f"lora.quantise={lora.quantise}: quantised weights are not trained; set lora.rank")
     how = {} if lora.quantise == "none" else BESIDE["lora"].quantisation(lora.quantise, options.dtype, device)
-    model = load_model(base, options.dtype, how)
+    model = load_model(base, options.dtype, **how)
     require(not adapters.adapted(model), f"{base} holds a model and an adapter of it: move {adapters.CONFIG} away")
     tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)
     if kind is not None:
@@ -226,7 +227,7 @@ def _critic_of(folder: Path) -> Path | None:
 def _critic_network(model: LanguageModel, value: ValueOptions, saved: Path | None, options: ModelOptions) -> Policy:
     """The separate network of a critic: the saved one, a copy of the model, or another model."""
     if saved is not None:
-        network = load_policy(saved / "network").model  # which may have a soft prompt
+        network: Any = load_policy(saved / "network").model  # which may have a soft prompt
     elif value.critic == "copy":
         require(hasattr(model, "save_pretrained"), f"value.critic: no {type(model).__name__} can be saved; drop it")
         network = deepcopy(model, shared(model))
@@ -241,7 +242,7 @@ def _critic_network(model: LanguageModel, value: ValueOptions, saved: Path | Non
 
 
 def export(
-    policy: Any, folder: str | Path, *, made_by: Mapping[str, object] | None = None, served: bool = False
+    policy: Trained, folder: str | Path, *, made_by: Mapping[str, object] | None = None, served: bool = False
 ) -> Path:
     """Write a transformers folder that `from_pretrained` loads without operant, and the critic in `critic/`.
 
@@ -302,7 +303,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         save_file({name: x.detach().contiguous() for name, x in tensors.items()}, path)
 
 
-def _load_own(folder: Path, tokenizer: Tokenizer | None, value: ValueOptions | None, options: ModelOptions) -> Any:
+def _load_own(folder: Path, tokenizer: Tokenizer | None, value: ValueOptions | None, options: ModelOptions) -> Trained:
     """The policy of an export that is no transformers model, made again by what made it.
 
     Only a name that is built in or installed is used: a folder from elsewhere must not name code to run.

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from types import MethodType
-from typing import Any
+from types import MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,6 +25,9 @@ from operant.models.adapters import LoraOptions
 from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.storage import hub
 from operant.types import OperantError, require
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 KIND = "LORA"
 """peft's name of the method."""
@@ -47,7 +50,7 @@ def check(options: LoraOptions, device: torch.device) -> None:
         require(installed, f"lora.quantise={kind} needs a package: pip install 'operant[quantise]'")
 
 
-def quantisation(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+def quantisation(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, object]:
     """Arguments of `from_pretrained` that quantise the weights. `kind`: 8bit or 4bit.
 
     `dtype`: the type that the model computes in, and that weights which are not quantised have.
@@ -81,7 +84,7 @@ def adapt(model: LanguageModel, options: LoraOptions, *, base: str | None = None
     return train_adapter(model)
 
 
-def _short_forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _short_forward(layer: Any, x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
     """As peft's forward, x W + s x A' B', with one call for the last product and the sum, and no dropout."""
     if layer.disable_adapters or layer.merged:  # by peft's own methods, on the caller's model
         return type(layer).forward(layer, x, *args, **kwargs)
@@ -164,13 +167,13 @@ def transplant(model: LanguageModel, onto: LanguageModel) -> LanguageModel:
     return onto
 
 
-def _peft() -> Any:
+def _peft() -> ModuleType:
     with extra("an adapter (lora.rank, lora.adapter) needs a package", "lora"):
         import peft
     return peft
 
 
-def _new_config(model: LanguageModel, options: LoraOptions) -> LanguageModel:
+def _new_config(model: LanguageModel, options: LoraOptions) -> "LoraConfig":
     every = options.targets == ("all-linear",)
     widest = max(min(p.shape) for p in model.parameters() if p.ndim == 2)
     if options.rank > widest:
@@ -188,7 +191,7 @@ def _new_config(model: LanguageModel, options: LoraOptions) -> LanguageModel:
     )
 
 
-def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+def _read(folder: Path) -> tuple["LoraConfig", dict[str, torch.Tensor]]:
     """peft's config and the tensors of a LoRA adapter."""
     if not (folder / adapters.CONFIG).is_file():
         raise OperantError(f"lora.adapter={folder}: without {adapters.CONFIG} the folder is no adapter of peft's")
@@ -204,7 +207,7 @@ def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     return config, weights
 
 
-def _check(config: Any, what: str) -> None:
+def _check(config: "LoraConfig", what: str) -> None:
     """Raises: OperantError for an adapter that changes base weights, or trains more than LoRA matrices."""
     if str(config.init_lora_weights).lower().startswith(REWRITES_THE_BASE):
         raise OperantError(
@@ -219,7 +222,7 @@ def _check(config: Any, what: str) -> None:
             )
 
 
-def _inject(config: Any, model: LanguageModel) -> None:
+def _inject(config: "LoraConfig", model: LanguageModel) -> None:
     linear = {n.split(".")[-1] for n, m in model.named_modules() if type(m).__name__ in ("Linear", "Conv1D")}
     try:
         _peft().inject_adapter_in_model(config, model)

@@ -7,7 +7,7 @@ import torch
 
 from operant import machine
 from operant.models.layout import pad
-from operant.models.safe_loading import load_any, load_tokenizer, positions_of, unreported
+from operant.models.safe_loading import LanguageModel, load_any, load_tokenizer, positions_of, unreported
 from operant.storage.hub import find_model
 from operant.types import Tokenizer, require
 
@@ -39,7 +39,7 @@ def load(auto: Any, name: str, what: str, device: str, *, truncation_side: str =
     return TextModel(model.to(device).eval(), tokenizer, longest_of(model, tokenizer), sorted(found["missing_keys"]))
 
 
-def longest_of(model: Any, tokenizer: Tokenizer | None) -> int:
+def longest_of(model: LanguageModel, tokenizer: Tokenizer | None) -> int:
     config = model.config.get_text_config()
     positions = positions_of(config) or tokenizer.model_max_length
     if any(kind in config.model_type for kind in "roberta camembert mpnet longformer data2vec ibert luke".split()):
@@ -71,7 +71,7 @@ def batches(lengths: Sequence[int], size: int, *, pads: bool) -> Iterator[list[i
 
 
 def passes(
-    model: Any, tokenizer: Tokenizer | None, encoded: Sequence[Encoded], size: int, **more: Any
+    model: LanguageModel, tokenizer: Tokenizer, encoded: Sequence[Encoded], size: int, **more: object
 ) -> Iterator[tuple[list[int], dict[str, torch.Tensor], Any]]:
     """Yield (indices, inputs, outputs) of batches of at most `size` texts; `more`: arguments of the model."""
     for rows in batches([len(one["input_ids"]) for one in encoded], size, pads=tokenizer.pad_token is not None):

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -81,7 +80,7 @@ class StandIn(nn.Module):
         super().__init__()
         object.__setattr__(self, "block", block)  # not registered as a submodule
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -95,12 +94,12 @@ class _Recomputed(StandIn):
         super().__init__(block)
         self.context = context
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         contexts = {"use_reentrant": False, "context_fn": lambda: (nullcontext(), _Anew(self.context))}
         return checkpoint(object.__getattribute__(self, "block"), *args, **contexts, **kwargs)
 
 
-ContextFactory = Callable[[], AbstractContextManager[Any]]
+ContextFactory = Callable[[], AbstractContextManager[object]]
 
 
 class _Anew(AbstractContextManager[None]):

@@ -74,8 +74,8 @@ def through_mlp(head: Any, states: Tensor) -> Tensor:
     return logits + head.output_mlp.logit_bias if head.output_mlp.logit_bias else logits
 
 
-def _head(model: LanguageModel) -> Any:
-    head = getattr(model, "get_output_embeddings", lambda: None)()
+def _head(model: LanguageModel) -> nn.Linear:
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     why = f"output_mlp.width: {type(model).__name__} has no output head that is one matrix; take another model"
     require(isinstance(getattr(head, "weight", None), Tensor), why)
     return head

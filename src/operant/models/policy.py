@@ -10,7 +10,6 @@ exact, by trying them on three short rows (`capabilities.py`).
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +23,10 @@ from operant.models.frozen_trunk import Trunk
 from operant.models.hidden_states import HiddenStates, Modes
 from operant.models.logprobs import DIVERGENCES, Head, score
 from operant.models.options import ModelOptions
+from operant.models.safe_loading import LanguageModel
 from operant.models.value_head import ActionValueHead, ValueHead, ValueOptions
 from operant.sampling import Sampling
-from operant.types import Batch, OperantError, Outputs
+from operant.types import Batch, OperantError, Outputs, Tokenizer
 
 PURE = Sampling()
 ReadBranches = Callable[[Batch, list[Branch]], tuple[Tensor, Tensor]]
@@ -41,8 +41,8 @@ class Policy(HiddenStates):
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any = None,
+        model: LanguageModel,
+        tokenizer: Tokenizer | None = None,
         *,
         value: ValueOptions | None = None,
         critic: "Policy | None" = None,
@@ -252,7 +252,7 @@ class Policy(HiddenStates):
 
     def logits(self, states: Tensor) -> Tensor:
         """[N, D] -> [N, V]: the output head, and the function that the model applies after it."""
-        head: Any = self.head
+        head = self.head
         if self.rounds and self.options.head_precision == "float32":
             wide = {name: x.float() for name, x in head.state_dict(keep_vars=True).items() if x.is_floating_point()}
             return self.modes.finish(functional_call(head, wide, states.float()))

@@ -96,7 +96,7 @@ class PolicyCopy:
         finally:
             self.shards.free()
 
-    def _module(self, policy: Policy) -> Any:
+    def _module(self, policy: Policy) -> nn.Module:
         """What is copied of a policy: its language model, or all of it."""
         return policy if self._values else policy.model
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from operant.storage.hub import quietly
-from operant.types import OperantError
+from operant.types import OperantError, Tokenizer
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack")
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -87,7 +87,7 @@ def is_encoder_decoder(config: object) -> bool:
     return bool(getattr(config, "is_encoder_decoder", False))
 
 
-def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[str, object] | None = None) -> Any:
+def load_model(folder: Path, dtype: torch.dtype = torch.float32, **more: object) -> LanguageModel:
     """The language model in a folder. `more`: further arguments of `from_pretrained`."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -101,7 +101,7 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[s
             f"--reward reward_model:{folder}"
         )
     auto = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
-    model, notes = load_any(auto, folder, "a language model", dtype=dtype, **(more or {}))
+    model, notes = load_any(auto, folder, "a language model", dtype=dtype, **more)
     if notes["missing_keys"]:
         raise OperantError(
             f"{folder} lacks weights of a {type(model).__name__} ({', '.join(sorted(notes['missing_keys'])[:3])} ...): "
@@ -123,7 +123,7 @@ def unreported() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-def load_any(auto: Any, folder: str | Path, what: str, **kwargs: object) -> tuple[Any, dict[str, Any]]:
+def load_any(auto: Any, folder: str | Path, what: str, **kwargs: object) -> tuple[LanguageModel, dict[str, list[str]]]:
     """Load a folder with `auto`, a model class of transformers; returns the model and its loading info.
 
     Raises: OperantError for weights that are damaged, pickled, or in another folder.
@@ -185,7 +185,7 @@ def check_model(model: nn.Module) -> None:
     check_finite(dict(model.named_parameters()), f"the {type(model).__name__}")
 
 
-def load_tokenizer(folder: str | Path, **kwargs: object) -> Any:
+def load_tokenizer(folder: str | Path, **kwargs: object) -> Tokenizer | None:
     """The tokenizer in a folder, or None if there is none; prompts of token ids do not need one."""
     from transformers import AutoTokenizer
 

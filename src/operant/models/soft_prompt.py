@@ -98,7 +98,7 @@ def _try(model: LanguageModel, embedding: Any) -> None:
     require(not why, f"{what}, so a soft prompt cannot be put in front of them: train an adapter (lora.rank)")
 
 
-def _embedding(model: LanguageModel) -> Any:
+def _embedding(model: LanguageModel) -> nn.Embedding:
     reads = model.get_encoder() if is_encoder_decoder(model.config) else model
     embedding = getattr(reads, "get_input_embeddings", lambda: None)()
     if not hasattr(model, "save_pretrained") or not isinstance(embedding, nn.Embedding):

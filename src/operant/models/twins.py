@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from copy import deepcopy
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ LEAST = 1e8
 """Multiplications of a matrix product from which on halves pay: with less, threads mostly wait for Python's lock."""
 LONG = 1 << 20
 """Numbers from which on a pass over them is worth a second thread: with less, it has hardly begun."""
-_twins: ContextVar[dict[int, tuple[Policy, Any]] | None] = ContextVar("twins", default=None)
+_twins: ContextVar[dict[int, tuple[Policy, list[tuple[Tensor, Tensor]]]] | None] = ContextVar("twins", default=None)
 """By the id of a policy its twin, and their parameters; None outside `side_by_side`."""
 
 
@@ -53,7 +53,7 @@ def side_by_side(policy: Policy | PolicyBase, tokens: int) -> Iterator[None]:
         _twins.reset(token)
 
 
-def twin_of(policy: Any) -> Policy | None:
+def twin_of(policy: object) -> Policy | None:
     """The twin of a policy inside `side_by_side`, without gradients; None outside, and where there can be none.
 
     A parameter with a hook has none: the hook would see half of its gradient.
@@ -75,7 +75,7 @@ def twin_of(policy: Any) -> Policy | None:
     return twin
 
 
-def twins_of(*policies: Any) -> list[Policy | None] | None:
+def twins_of(*policies: object) -> list[Policy | None] | None:
     """The twins of policies, None for None; None where one of them has no twin, so that nothing is halved."""
     found = [twin_of(policy) for policy in policies]
     missing = [policy for policy, twin in zip(policies, found, strict=True) if policy is not None and twin is None]

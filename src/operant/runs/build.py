@@ -19,8 +19,7 @@ from operant.envs import check_parts
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.evaluation import EvaluationMetric, prepared, resolve
 from operant.models.base import ReadingPolicy
-from operant.models.loading import load_own_weights, load_policy, saved_action_values
-from operant.models.policy import Policy
+from operant.models.loading import Trained, load_own_weights, load_policy, saved_action_values
 from operant.models.reference import fingerprint
 from operant.models.safe_loading import load_tokenizer
 from operant.rewards.isolated import under
@@ -195,7 +194,7 @@ def read_tasks(
         return tasks, read(evaluated) if evaluated else [], notes
 
 
-def trained(folder: Path) -> tuple[Policy, Engine]:
+def trained(folder: Path) -> tuple[Trained, Engine]:
     """The policy that a run has exported, and the engine that the run names, with the run's options of both.
 
     Raises: OperantError if the policy cannot be loaded or made again.

@@ -18,9 +18,8 @@ from operant.algorithms import find
 from operant.import_by_name import nearest
 from operant.models.adapters import LoraOptions, OutputMlpOptions, SoftPromptOptions
 from operant.models.base import POLICIES
-from operant.models.loading import MODELS, START, copies, copy_models, load_policy
+from operant.models.loading import MODELS, START, Trained, copies, copy_models, load_policy
 from operant.models.options import ModelOptions
-from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
 from operant.models.safe_loading import load_tokenizer
 from operant.models.value_head import ValueOptions
@@ -75,7 +74,7 @@ def check(name: str) -> None:
             raise OperantError(f"{error}; {runs_near(folder)}") from error
 
 
-def load(name: str) -> tuple[Policy, Engine]:
+def load(name: str) -> tuple[Trained, Engine]:
     """The policy of a name, and its engine. Raises: OperantError as `check`, or for a model that cannot be loaded."""
     check(name)
     folder, step = divided(name)
@@ -125,7 +124,7 @@ def checkpoint_of(folder: Path, step: int) -> Path:
     return path
 
 
-def at_step(folder: Path, step: int) -> Policy:
+def at_step(folder: Path, step: int) -> Trained:
     """The policy of a run with the weights of its checkpoint of `step`."""
     path = checkpoint_of(folder, step)
     config: dict[str, Any] = named_parts.flattened(read_config(folder))
@@ -145,7 +144,7 @@ def at_step(folder: Path, step: int) -> Policy:
     return policy
 
 
-def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: object) -> Policy:
+def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: object) -> Trained:
     """Load the model that an option of the run in `folder` names: its copy there, if there is one.
 
     The policy has the soft prompt that the run began with. how: arguments of `load_policy`.

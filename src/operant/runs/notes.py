@@ -126,9 +126,9 @@ def unknown_prompts(parts: RunParts) -> list[str]:
         return []
     prompts = [task.prompt for task in parts.tasks if task.prompt and isinstance(task.prompt[0], int)]
     blank = sum(unknown in prompt and all(token in special for token in prompt) for prompt in prompts)
-    what = f"prompts of unknown tokens alone ({tokenizer.unk_token}): {blank} of {len(prompts)}"
+    what = f"prompts of unknown tokens alone ({tokenizer.convert_ids_to_tokens([unknown])[0]})"
     ask = "Is this the model's own tokenizer, and were these the words that it was made of?"
-    return [f"{what}; the policy reads nothing of them. {ask}"] if blank else []
+    return [f"{what}: {blank} of {len(prompts)}; the policy reads nothing of them. {ask}"] if blank else []
 
 
 def left_out(config: Config, parts: RunParts) -> list[str]:

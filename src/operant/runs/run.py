@@ -13,7 +13,7 @@ from shlex import quote
 
 from operant import distributed, machine
 from operant.metrics.rollout_table import as_rows
-from operant.models.policy import Policy
+from operant.models.loading import Trained
 from operant.rewards.evaluate import reward_metrics
 from operant.runs.checkpoints import Best, Checkpoints, StateOfRun, error_of, restore, snapshot
 from operant.runs.config import Config
@@ -78,7 +78,7 @@ class Run:
         return f"{escape(repr(self))} {link(self.folder.report)}"
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> Trained:
         """The `Policy` in training."""
         return self.learner.policy
 

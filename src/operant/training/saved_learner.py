@@ -12,7 +12,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -21,11 +21,10 @@ import torch
 
 from operant import distributed
 from operant.algorithms import find
-from operant.models.loading import MODELS, copies, copy_models
-from operant.models.policy import Policy
+from operant.models.loading import MODELS, Trained, copies, copy_models
 from operant.options import kinds, resolve
 from operant.storage import atomic_io, hub, old_names
-from operant.storage.checkpoint import RunState, read_extra
+from operant.storage.checkpoint import Part, RunState, read_extra
 from operant.storage.checkpoint_store import Retention, newest_whole
 from operant.training.options import checked_options, schema
 from operant.training.parts import LearnerParts, name_of_model
@@ -51,7 +50,7 @@ def save(learner: LearnerParts, folder: Path) -> Path:
     return folder
 
 
-def prepare(learner: LearnerParts, folder: Path, attempts: list[Any], state: RunState) -> dict[str, Any]:
+def prepare(learner: LearnerParts, folder: Path, attempts: Sequence[object], state: RunState) -> dict[str, object]:
     """Write what a learner's folder has beside the checkpoint, and return what the checkpoint has beside the state.
 
     attempts: the state of those of every rank. Raises: OperantError as `Learner.save`.
@@ -202,7 +201,7 @@ def why_none(folder: Path) -> str:
     return "is no folder of a saved learner: Learner.save writes one"
 
 
-def stateful_parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
+def stateful_parts(name: str, thing: Any) -> Iterator[tuple[str, Part]]:
     """The parts with a state, by name: `thing` (a reward, an environment, a task source), or the parts of a reward.
 
     An object without `state_dict` and `load_state_dict` counts as stateless, and a torch module, such as a reward
@@ -225,7 +224,7 @@ def measured_modes(learner: LearnerParts) -> dict[str, object]:
     return {name: {k: v for k, v in asdict(model.modes).items() if k != "finish"} for name, model in _models(learner)}
 
 
-def set_modes(learner: LearnerParts, modes: Mapping[str, Any]) -> None:
+def set_modes(learner: LearnerParts, modes: Mapping[str, dict[str, object]]) -> None:
     """Set the modes from a checkpoint, so that a resumed run computes as before instead of measuring them again."""
     for name, model in _models(learner):
         known, decided = asdict(model.modes), modes.get(name)
@@ -234,7 +233,7 @@ def set_modes(learner: LearnerParts, modes: Mapping[str, Any]) -> None:
             model.modes = replace(model.modes, **{k: v for k, v in decided.items() if k in known})
 
 
-def _models(learner: LearnerParts) -> Iterator[tuple[str, Policy]]:
+def _models(learner: LearnerParts) -> Iterator[tuple[str, Trained]]:
     yield "policy", learner.policy
     if learner.policy.critic is not None:
         yield "critic", learner.policy.critic

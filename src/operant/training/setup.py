@@ -12,7 +12,7 @@ from operant.bounds import bounded, check_bounds
 from operant.envs import asked
 from operant.models.adapters import adapted
 from operant.models.base import POLICIES, PolicyBase
-from operant.models.loading import BESIDE, load_policy, load_reference
+from operant.models.loading import BESIDE, Trained, load_policy, load_reference
 from operant.models.options import ModelOptions
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
@@ -51,7 +51,7 @@ class MaskOptions:
         check_bounds(self, "mask")
 
 
-def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, tokenizer: Tokenizer | None) -> Policy:
+def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, tokenizer: Tokenizer | None) -> Trained:
     """Load the policy to its device, with a critic if the method needs one, and equal parameters on all ranks."""
     learner, needs = options["learner"], find(algorithm).needs
     device = find_device(learner.device)

@@ -10,7 +10,7 @@ from typing import Any
 from operant import rewards
 from operant.algorithms import find
 from operant.data import DataOptions, load_tasks
-from operant.models.policy import Policy
+from operant.models.loading import Trained
 from operant.options import compose, convert
 from operant.rewards.bertscore import BertScore
 from operant.rewards.classifier import Classifier
@@ -32,7 +32,7 @@ class Speaker:
     """A model that replies."""
 
     name: str
-    policy: Policy
+    policy: Trained
     engine: Engine
     """It may have `stream`, which gives one token after the other."""
     sampling: Sampling
@@ -91,12 +91,12 @@ def generate(words: Sequence[str], options: Options) -> int:
     return 0
 
 
-def _speaker(name: str, policy: Policy, engine: Engine, options: Mapping[str, object]) -> Speaker:
+def _speaker(name: str, policy: Trained, engine: Engine, options: Mapping[str, object]) -> Speaker:
     sampling = compose({"": Sampling}, {"stop_tokens": policy.stop_tokens, **options})[""]
     return Speaker(name, policy, engine, sampling, stated_return(name, policy.tokenizer))
 
 
-def _reference(model: str, config: Mapping[str, Any]) -> tuple[Policy, Engine]:
+def _reference(model: str, config: Mapping[str, Any]) -> tuple[Trained, Engine]:
     """The policy that a run measures its KL to, which is usually the one that it began from."""
     require(config, f"--versus reference needs a run folder, and {model} is none: name the other model")
     adapter = part(config, "lora").get("adapter")

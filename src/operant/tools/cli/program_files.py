@@ -23,7 +23,7 @@ from operant.apps.code.search import CUTS, Candidate, PrefixCritic, Search, Sear
 from operant.apps.code.verdicts import Verdicts
 from operant.import_by_name import Table, names_object
 from operant.metrics.passes import of_samples
-from operant.models.policy import Policy
+from operant.models.loading import Trained
 from operant.options import compose
 from operant.options import read as read_option
 from operant.rewards.text_scores import RewardBase
@@ -44,7 +44,7 @@ OF_TESTS = (*OF_SEARCH, "submit", "all")
 OF_OTHERS = ("best_of", "temperatures", "distinct", "reward")
 """Options of replies to a file that do not apply to them."""
 CRITICS = Table("critic", "operant.critics", {})
-Searches = Callable[[str], tuple[Search, Policy]]
+Searches = Callable[[str], tuple[Search, Trained]]
 """What makes the search by a model of that name, and its policy."""
 Rows = Sequence[list[dict[str, Any]]]
 """The candidates of each task, as `rows_of` gives them."""
@@ -154,7 +154,7 @@ def searches_of(asked: SearchAsked, seed: int, device: str, sampling: Sampling) 
     repairer = None if asked.repairer is None else writer_of(asked.repairer, device, sampling)[0]
     how = {"seed": seed, "critic": critic, "repairer": repairer, "template": asked.template}
 
-    def search_by(model: str) -> tuple[Search, Policy]:
+    def search_by(model: str) -> tuple[Search, Trained]:
         writer, policy = writer_of(model, device, sampling)
         return Search(asked.options, writer, verdicts, **how), policy
 
@@ -193,7 +193,7 @@ def critic_of(name: str) -> PrefixCritic:
     return critic
 
 
-def writer_of(name: str, device: str, sampling: Sampling) -> tuple[Writer, Policy]:
+def writer_of(name: str, device: str, sampling: Sampling) -> tuple[Writer, Trained]:
     """A model that writes programs, and its policy."""
     policy, engine = load(name)
     if policy.tokenizer is None:
