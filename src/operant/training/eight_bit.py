@@ -43,14 +43,14 @@ class EightBit(MasterAdamW):
                             self.state[p][name] = torch.zeros(blocks, width, dtype=kind, device=p.device)
                     _step(p, self.state[p], group)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """torch converts loaded states to the dtype of the parameter; this converts them back, without loss."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
             state |= {name: state[name].to(kind) for name, kind in KINDS.items() if name in state}
 
 
-def _step(p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+def _step(p: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
     """Make an AdamW step of one parameter in chunks: unpack the moments, update them and the weights, pack them."""
     state["step"] += 1
     t, (beta1, beta2) = int(state["step"]), group["betas"]

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -80,7 +80,7 @@ class Learner(LearnerParts):
 
     # --- play ---------------------------------------------------------------------------------------------------------
 
-    def generate(self, queries: Sequence[object], **generation: Any) -> list[Rollout]:
+    def generate(self, queries: Sequence[object], **generation: object) -> list[Rollout]:
         """Generate one reply for each query: a text, messages, ids [T] as list or tensor, or a Task.
 
         It may be called several times before a step: a repeated query gets another reply, in the same group.
@@ -156,7 +156,7 @@ class Learner(LearnerParts):
         episodes: Sequence[object] | None = None,
         groups: Sequence[object] | None = None,
         next_values: Sequence[float] | None = None,
-        generation: Mapping[str, Any] | None = None,
+        generation: Mapping[str, object] | None = None,
     ) -> dict[str, float]:
         """Run one training step: `step(replies, rewards)`, or `step(queries, responses, scores)` from elsewhere.
 
@@ -289,12 +289,12 @@ class Learner(LearnerParts):
         return side_by_side(self.policy, tokens)
 
     @property
-    def optimizer(self) -> Any:
+    def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer of the update rule; None if it has none."""
         return self.rule.optimizer
 
     @optimizer.setter
-    def optimizer(self, optimizer: Any) -> None:
+    def optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
         self.rule.optimizer = optimizer
 
     def as_seen(self, rollouts: list[Rollout]) -> list[Rollout]:

@@ -33,7 +33,7 @@ def hidden_matrices(policy: nn.Module) -> list[Tensor]:
 class Muon(MasterWeights):
     """torch's Muon, with its momentum of 0.95 (Nesterov), and torch's AdamW for all other weights."""
 
-    def __init__(self, groups: list[dict[str, Any]], policy: nn.Module, **settings: Any):
+    def __init__(self, groups: list[dict[str, Any]], policy: nn.Module, **settings: object):
         hidden = {id(p) for p in hidden_matrices(policy)}
         require(hidden, "optimizer.kind=muon: no matrix of a hidden layer is trained; use adamw")
         require(hasattr(torch.optim, "Muon"), f"optimizer.kind=muon needs torch 2.9, and this is {torch.__version__}")
@@ -45,7 +45,7 @@ class Muon(MasterWeights):
         ]
         super().__init__(split, defaults=settings)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """As in `MasterWeights`. torch moves the numbers of steps of groups that say fused, and these do not."""
         super().load_state_dict(state_dict)
         for p, state in self.state.items():

@@ -7,7 +7,6 @@ fault.message()
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
@@ -124,7 +123,7 @@ def refuse(
     bootstraps: Bootstraps,
     *,
     tokenizer: Tokenizer | None,
-    **remaining: Any,
+    **remaining: object,
 ) -> RefusedStep | None:
     """The refused step that all ranks agree on; None if no rank found NaN or infinity. Every rank must call.
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -255,7 +254,7 @@ def _accumulated(
     policy: GradientSum, whole: Batch, objective: Objective, sampling: Sampling, tokens: int, gap: bool
 ) -> Tally:
     """Add the gradients of a minibatch once, side by side in two halves if that pays; their sums have a fixed order."""
-    module: Any = policy.module
+    module = policy.module
     packed = module.packs(whole)
 
     def summed(policy: GradientSum, objective: Objective, groups: list[list[int]], tokens: int) -> Tally:

@@ -122,7 +122,7 @@ class MasterWeights(torch.optim.Optimizer):
     is the rounded master weight (Micikevicius et al., 2018, arXiv:1710.03740).
     """
 
-    def __init__(self, groups: list[dict[str, Any]], **settings: Any):
+    def __init__(self, groups: list[dict[str, Any]], **settings: object):
         low = [p for group in groups for p in group["params"] if p.dtype in (torch.bfloat16, torch.float16)]
         self.pairs: list[tuple[Tensor, Tensor]] = [(p, p.detach().float().requires_grad_()) for p in low]
         """Each 16-bit parameter and its master weight."""
@@ -132,7 +132,7 @@ class MasterWeights(torch.optim.Optimizer):
         super().__init__(groups, **settings)
 
     @torch.no_grad()
-    def step(self, closure: Any = None, *, shrink: float = 1.0) -> None:
+    def step(self, closure: None = None, *, shrink: float = 1.0) -> None:
         """Make a step with the gradients times `shrink` on the master weights, and round them to the parameters."""
         for p, master in self.pairs:
             if p.grad is None or master.grad is None:

@@ -14,7 +14,7 @@ from operant.types import OperantError, shown
 PASS_A_FUNCTION = "pass a function, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
 
 
-def with_kind(optimizer: object, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def with_kind(optimizer: object, options: Mapping[str, object]) -> tuple[Any, dict[str, object]]:
     """The user's own optimizer, or None; and the options, where its kind is `own`.
 
     optimizer: an optimizer, a function that makes one, or a mapping of the options `optimizer.*`.

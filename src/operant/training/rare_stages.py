@@ -215,10 +215,10 @@ def best(
         kept = [unit for unit in ranked if -unit[0] > number]
     elif kind == "group":  # all replies of a group are on one rank, and ranks number their groups for themselves
         better, kept = Counter[tuple[int, int]](), []
-        for unit in ranked:
-            better[unit[3], unit[5]] += 1
-            if better[unit[3], unit[5]] <= number:
-                kept.append(unit)
+        for one in ranked:
+            better[one[3], one[5]] += 1
+            if better[one[3], one[5]] <= number:
+                kept.append(one)
     else:
         kept = ranked[: int(number) if kind == "count" else max(1, int(len(ranked) * number / 100 + 1e-9))]
     chosen = ~own & (turns.count > 0)  # demonstrations

@@ -52,7 +52,7 @@ class TrainingBatch:
 
     rollouts: list[Rollout]
     """With what their world pays for training: scaled, or replaced by a penalty."""
-    scores: list[Any]
+    scores: list[Total]
     """One for each rollout: penalised, scaled and clipped, for training."""
     raw_scores: list[Total]
     """One for each rollout that was passed in, as the reward returned it."""
@@ -124,7 +124,7 @@ def unequal(rollouts: Sequence[Rollout], scores: Sequence[Total]) -> set[int]:
     return {group for (group, _), gain in zip(scored, gains, strict=True) if gain}
 
 
-def select_both(rollouts: list[Rollout], scores: Sequence[object], **known: Any) -> TrainingBatch:
+def select_both(rollouts: list[Rollout], scores: Sequence[object], **known: object) -> TrainingBatch:
     """Select the policy's own replies as `select` does, `known` being its arguments, and all demonstrations.
 
     Each demonstration is a group of its own, so that no reply is compared with it.

@@ -118,7 +118,7 @@ class Shards(GradientSum):
         self.trained = {name: nn.Parameter(self.local[name]) for name, p in self.own.items() if p.requires_grad}
         """This rank's rows of the parameters that the optimizer changes, by name. They share the memory of `parts`."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
+    def __call__(self, *args: object, **kwargs: object) -> Outputs:
         with warnings.catch_warnings():  # a block of T5 returns its position bias, a view, which nothing changes
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
             return Outputs(**self.root(*args, **kwargs))
@@ -192,7 +192,7 @@ class _Fields(nn.Module):
         super().__init__()
         self.inside = module
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def forward(self, *args: object, **kwargs: object) -> dict[str, object]:
         return dict(vars(self.inside(*args, **kwargs)))
 
 
@@ -228,7 +228,7 @@ def divide(policy: Policy, copies: Sequence[PolicyCopy], own: LearnerOptions) ->
             copied.shards.free()
 
 
-def _units(policy: Any) -> list[nn.Module]:
+def _units(policy: Policy) -> list[nn.Module]:
     """What is gathered one at a time: the blocks, if every rank calls each of them once in a pass."""
     models = [m for m in (policy, policy.critic) if m is not None and hasattr(m, "blocks")]
     once = all(m.modes.padded for m in models)
@@ -269,15 +269,15 @@ class DividedOptimizer:
         """The name of each parameter, in the order of the optimizer's own numbers."""
         self.mastered = [names[id(p)] for p, _ in masters(optimizer)]
 
-    def state_dict(self) -> dict[str, Any]:
-        def divided(name: str, x: Any) -> Any:
+    def state_dict(self) -> dict[str, object]:
+        def divided(name: str, x: object) -> object:
             whole = not isinstance(x, Tensor) or x.shape != self.shards.local[name].shape
             return x if whole else self.shards.part(name, x)
 
         return self._converted(self.optimizer.state_dict(), divided)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        def rows(name: str, x: Any) -> Any:
+        def rows(name: str, x: object) -> object:
             known = isinstance(x, Divided) or (isinstance(x, Tensor) and x.shape == self.shards.own[name].shape)
             return rows_of(x) if known else x
 
@@ -288,7 +288,7 @@ class DividedOptimizer:
         if hasattr(self.optimizer, "renew"):
             self.optimizer.renew()
 
-    def _converted(self, state: dict[str, Any], convert: Callable[[str, Any], Any]) -> dict[str, Any]:
+    def _converted(self, state: dict[str, Any], convert: Callable[[str, object], object]) -> dict[str, Any]:
         """The state with `convert(name of the parameter, x)` in the place of each moment and master weight x."""
         by_number = {
             number: {what: convert(self.names[number], x) for what, x in values.items()}

@@ -7,7 +7,6 @@ weights, a selection of the best: each is a stage of `rare_stages.py`, which a l
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -117,9 +116,9 @@ def move_rows(learner: LearnerParts, step: TrainingStep) -> None:
 def collated(learner: LearnerParts, step: TrainingStep, rollouts: Sequence[Rollout]) -> Batch:
     """The rows of replies with the scores of the step's."""
     policy, algorithm = learner.policy, learner.algorithm
-    how: dict[str, Any] = {"joined": not policy.encoder_decoder and algorithm.unit != "turn", "numbers": policy.numbers}
-    how |= {"turn_discount": learner.between_turns, "mixed": algorithm.source == "both"}
-    return collate(rollouts, step.learnt.scores, **how)
+    joined, mixed = not policy.encoder_decoder and algorithm.unit != "turn", algorithm.source == "both"
+    scores, discount = step.learnt.scores, learner.between_turns
+    return collate(rollouts, scores, joined=joined, numbers=policy.numbers, turn_discount=discount, mixed=mixed)
 
 
 # --- score and look ---------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class TrustRegion(GradientUpdate):
 
     update_options = TrustRegionOptions
 
-    def __init__(self, policy: Policy, options: Mapping[str, Any], own: Any = None):
+    def __init__(self, policy: Policy, options: Mapping[str, Any], own: object = None):
         require(own is None, "optimizer: algorithm trpo computes the policy's step itself; leave it out, or use ppo")
         self.critic, self.moved = critic_and_rest(policy, "algorithm trpo")
         if any(p.dtype in (torch.float16, torch.bfloat16) for p in self.moved):
