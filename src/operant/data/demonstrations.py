@@ -158,7 +158,7 @@ class WholeTexts(Demonstrations):
     def _query(self, task: Task, turns: list[Turn]) -> str:
         return whole_text(self.tokenizer, task, "" if isinstance(task.prompt, str) else [])
 
-    def _turns(self, task: Task, reply: Any) -> tuple[list[Turn], list[str]]:
+    def _turns(self, task: Task, reply: Reply) -> tuple[list[Turn], list[str]]:
         text = whole_text(self.tokenizer, task, reply)
         ids = encode_text(self.tokenizer, text, truncation=True, max_length=self.longest)
         require(len(ids) >= 2, f"task {task.id!r}: prompt and reply are {len(ids)} of at least 2 tokens together")

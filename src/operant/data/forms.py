@@ -126,7 +126,7 @@ def each_formed(rows: Iterable[tuple[int, object]], form: Form, source: str) -> 
             yield f"{number}.{place}" if several else number, checked_row(one, published, where)
 
 
-def checked_row(made: Any, published: Row, where: str) -> FormedRow:
+def checked_row(made: object, published: Row, where: str) -> FormedRow:
     """One task's row of what a form returned. Raises: OperantError for keys or values that no form may return."""
     if not isinstance(made, Mapping) or "prompt" not in made:
         raise OperantError(f"{where}: it returned {shown(made)}; it must be a mapping with a prompt")

@@ -19,7 +19,7 @@ from typing import Any
 from operant.data.demonstrations import MOST_REPLIES, Demonstrations
 from operant.data.replies import task_with_reply
 from operant.sampling import Sampling, check_ids, reply_end, reply_text
-from operant.types import OperantError, Rollout, Task, Tokenizer, Turn, is_real, require, shown
+from operant.types import OperantError, Rollout, Task, Tokenizer, TrainablePolicy, Turn, is_real, require, shown
 
 LONGEST = 200
 """Most characters of the name of a group."""
@@ -69,13 +69,13 @@ class _Record:
     """Of each turn, where texts were tokenised."""
 
 
-def has_logprobs(rows: Iterable[tuple[int, Any]], name: str) -> bool:
+def has_logprobs(rows: Iterable[tuple[int, object]], name: str) -> bool:
     """Whether the first record has log-probs. Raises: OperantError for a record that cannot be read."""
     return any(turn.logprobs is not None for turn in next((_record(*row, name).turns for row in rows), ()))
 
 
 def read_recorded(
-    rows: Iterable[tuple[int, Any]],
+    rows: Iterable[tuple[int, object]],
     name: str,
     policy: Any,
     sampling: Sampling,
@@ -131,7 +131,7 @@ def read_recorded(
     return RecordedReplies(numbered, paid, first, _notes(records, again, name))
 
 
-def _rollout(record: _Record, name: str, policy: Any, sampling: Sampling) -> Rollout:
+def _rollout(record: _Record, name: str, policy: TrainablePolicy, sampling: Sampling) -> Rollout:
     """Raises: OperantError for ids that there are not, that read otherwise than the text, or that do not fit."""
     tokenizer, turns, where = policy.tokenizer, record.turns, record.where
     for turn, text in zip(turns, record.said):

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from operant.data.forms import names_in
-from operant.types import OUTCOMES, OperantError, Task, is_real, require, shown
+from operant.types import OUTCOMES, OperantError, Reply, Task, is_real, require, shown
 
 TIMID = 1e-12
 """The score of a chosen reply with a margin of 0: above that of the rejected one, and no demand on the difference."""
@@ -64,7 +64,7 @@ def task_with_reply(row: object, task_id: str, text_field: str, reply_field: str
     else:
         raise OperantError(f"{where}: no reply to learn from (fields: {names_in(row)}); a row needs {DEMONSTRATIONS}")
     prompt, reply = part("" if prompt is None else prompt, "prompt", where), part(reply, "reply", where)
-    if reply and isinstance(reply[0], dict) and all(message["role"] != "assistant" for message in reply):
+    if (roles := [message["role"] for message in reply if isinstance(message, dict)]) and "assistant" not in roles:
         raise OperantError(f"{where}: the reply has no message with role 'assistant', so there is nothing to learn")
     return Task(task_id, prompt, replies=(reply,))
 
@@ -77,7 +77,7 @@ def _text(value: object, name: str, where: str) -> str:
     return value
 
 
-def part(value: object, what: str, where: str) -> Any:
+def part(value: object, what: str, where: str) -> Reply:
     """`value`, if it is text, token ids or messages. Raises: OperantError otherwise; `what` names the part."""
     if isinstance(value, str):
         return value
@@ -142,7 +142,7 @@ def labelled_task(row: object, task_id: str, where: str) -> Task:
     return Task(task_id, prompt, target, tuple(r for r, _ in kept), tuple(s for _, s in kept))
 
 
-def _with_outcomes(fields: Mapping[str, Any], where: str) -> tuple[Any, list[Any], list[float | None]]:
+def _with_outcomes(fields: Mapping[str, Any], where: str) -> tuple[object, list[object], list[float | None]]:
     """The prompt, the programs and the number of the outcome of each; null leaves a program out."""
     if "outcomes" in fields:
         replies, found = fields.get("completions", fields.get("replies")), fields["outcomes"]
@@ -187,7 +187,7 @@ def _numbers(labels: Sequence[object], kind: str, where: str) -> list[float | No
     return [None if label is None else float(label) for label in labels]
 
 
-def pair_of(fields: Mapping[str, object], where: str) -> tuple[Any, list[Any]]:
+def pair_of(fields: Mapping[str, object], where: str) -> tuple[object, list[Reply]]:
     """Prompt, and the chosen and the rejected reply; what both begin with is the prompt of a row without one."""
     chosen, rejected = (part(fields[name], name, where) for name in ("chosen", "rejected"))
     require(chosen != rejected, f"{where}: chosen and rejected are equal; leave the row out")

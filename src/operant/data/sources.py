@@ -210,7 +210,7 @@ def _json(path: Path) -> Rows:
     yield from enumerate(rows)
 
 
-def _parsed(text: str, where: str) -> Any:
+def _parsed(text: str, where: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

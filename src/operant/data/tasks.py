@@ -272,7 +272,7 @@ def _filled(template: str, fields: Mapping[str, object], where: str) -> str:
         raise OperantError(f"{where}: data.template needs {error}; fields: {', '.join(map(str, fields))}") from error
 
 
-def _field(fields: Mapping[str, object], name: str, where: str, option: str) -> Any:
+def _field(fields: Mapping[str, object], name: str, where: str, option: str) -> object:
     if name not in fields:
         known = [str(field) for field in fields]
         near = difflib.get_close_matches(name[:100], known, 1, cutoff=0.4)

@@ -160,7 +160,7 @@ class Completions(Client):
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def body(self, text: str, **more: object) -> dict[str, Any]:
+    def body(self, text: str, **more: object) -> dict[str, object]:
         """What is sent for a text, without the fields that are None."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         asked = {"messages": [*system, {"role": "user", "content": text}]} if self.chat else {"prompt": text}

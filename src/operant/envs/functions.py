@@ -18,7 +18,7 @@ from numbers import Real
 from typing import Any, TypeVar
 
 from operant.envs import ENVS
-from operant.types import EnvBase, OperantError, Step, Task, name_of, shown, with_defaults
+from operant.types import Env, EnvBase, OperantError, Step, Task, name_of, shown, with_defaults
 
 MakeWorld = TypeVar("MakeWorld", bound=Callable[..., Any])
 
@@ -70,7 +70,7 @@ def maker(world: object) -> Any:
     arguments after the task; of a function `play(task, client)` the world `program`; anything else is itself."""
     if inspect.isfunction(world) and [*inspect.signature(world).parameters] == ["task", "client"]:
 
-        def program(*, deadline: float = 60.0, ignore: Sequence[str] = ()) -> Any:
+        def program(*, deadline: float = 60.0, ignore: Sequence[str] = ()) -> Env:
             return ENVS.find("program")(world, deadline=deadline, ignore=ignore)
 
         return program

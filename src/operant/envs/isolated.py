@@ -47,7 +47,7 @@ def isolated_maker(prefix: str, spec: str, world: object) -> Callable[..., "Isol
         what = f"its argument {taken!r} is an option of {prefix} too"
         raise OperantError(f"environment {prefix}:{spec}: {what}; rename the world's")
 
-    def make(**options: Any) -> "IsolatedEnv":
+    def make(**options: object) -> "IsolatedEnv":
         of_form = {p.name: options.pop(p.name) for p in form_parameters if p.name in options}
         return form(place, options, **of_form)
 

@@ -102,7 +102,7 @@ def _found(name: str) -> Any:
     return PASSES["pass@k"](name) if numbers_in(name) is not None else EVALUATION_METRICS.find(name)
 
 
-def chosen(given: object) -> dict[str, Mapping[str, Any]]:
+def chosen(given: object) -> dict[str, Mapping[str, object]]:
     """The names in the option `evaluation.metrics`, each with its options.
 
     given: names, separated by commas or in a list, or a mapping from names to options.

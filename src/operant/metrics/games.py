@@ -82,7 +82,7 @@ def of_replies(rollouts: Sequence[Rollout]) -> dict[str, list[float | None]]:
     return {f"game/{name}": [found.get(name) for found in each] for name in OF_REPLIES}
 
 
-def transcript(rollout: Rollout, decode: Callable[[list[int]], str] | None = None) -> dict[str, Any] | None:
+def transcript(rollout: Rollout, decode: Callable[[list[int]], str] | None = None) -> dict[str, object] | None:
     """Return the record of a game with the reply of each turn, the value before it if generation computed one, and
     [text, probability] of each option where it was a choice. Any other episode of several turns has what was read and
     replied. None for an episode of one turn."""

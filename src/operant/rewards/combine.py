@@ -164,7 +164,7 @@ minus_query = MinusQuery
 """Subtracts from each score the reward of the query alone."""
 
 
-def _minus(scores: list[Any], others: list[Any]) -> list[object]:
+def _minus(scores: list[float | None], others: list[float | None]) -> list[object]:
     return [None if x is None or y is None else x - y for x, y in zip(scores, others)]
 
 

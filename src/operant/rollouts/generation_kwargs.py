@@ -8,7 +8,6 @@ import difflib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 from operant.options import convert, kinds
 from operant.sampling import Sampling
@@ -52,7 +51,7 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, object]) -> Samp
 
     `pad_token_id` is accepted and has no effect, because masks are made from lengths.
     """
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     types = kinds({"": Sampling})
     for name, value in sorted(kwargs.items(), key=lambda item: item[0] == "do_sample"):  # greedy has the last word
         if name not in _KNOWN:
@@ -90,7 +89,7 @@ def drawn_with(rollouts: Sequence[Rollout], usual: Sampling) -> Sampling:
 
 
 _HARMLESS = ("num_return_sequences", "use_cache", "bos_token_id", "pad_token_id", "early_stopping")
-UNSCORED: dict[str, tuple[Any, ...]] = {
+UNSCORED: dict[str, tuple[object, ...]] = {
     name: off for name, off in _NEUTRAL.items() if off and name not in _HARMLESS
 } | {
     "do_sample": (True, None),

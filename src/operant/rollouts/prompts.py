@@ -241,7 +241,7 @@ class Wanted:
     def state_dict(self) -> dict[str, object]:
         return {"best": self.best}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
         self.best = list(state["best"])
 
 

@@ -172,7 +172,7 @@ def strict_json(record: Mapping[str, object]) -> str:
     return json.dumps({key: _number(value) for key, value in record.items()}, allow_nan=False, ensure_ascii=False)
 
 
-def _number(value: object) -> Any:
+def _number(value: object) -> object:
     if isinstance(value, (bool, int, str)) or value is None:
         return value
     if isinstance(value, Mapping):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from operant.types import OperantError, require, shown
 
@@ -67,7 +67,7 @@ def find_model(name: str | os.PathLike[str]) -> str:
     return folder
 
 
-def pinned(name: object) -> Any:
+def pinned(name: T) -> T | str:
     """A Hub name as `name@commit`, which always means the same weights, and a run's folder as that of its model.
     Anything else is returned unchanged. Does not download the model."""
     if not isinstance(name, str) or name.startswith("builtin:"):

@@ -15,7 +15,7 @@ RENAMED: dict[int, dict[str, str]] = {
 """By schema: the full name of an option or group, and its name in the next schema."""
 
 
-def current(config: Mapping[str, object], where: object) -> dict[str, Any]:
+def current(config: Mapping[str, object], where: object) -> dict[str, object]:
     """The options of a file under their current names, without `schema`.
 
     `where` names the file in errors.

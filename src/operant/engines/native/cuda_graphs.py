@@ -9,7 +9,6 @@ similar shape reuse buffer and graphs, as long as the weights stay at their addr
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -91,7 +90,7 @@ class GraphBuffer:
 
     def __init__(self, policy: Policy, rows: int, columns: int, moves: bool):
         self.window = StaticWindow(needed_layers(policy, columns), rows, columns, moves, policy.device)
-        self.graphs: dict[int, tuple[Any, Tensor, Tensor | None]] = {}
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor | None]] = {}
         self.weights = addresses(policy)
 
     def fits(self, policy: Policy, rows: int, columns: int, moves: bool) -> bool:

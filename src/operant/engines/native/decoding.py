@@ -11,7 +11,6 @@ of them are exact for a model.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -195,7 +194,7 @@ class Cached(Decoding):
         self.live = len(prompts)
 
     def step(self, ids: Tensor) -> None:
-        feed: dict[str, Any] = {"decoder_input_ids" if self.policy.encoder_decoder else "input_ids": ids[:, None]}
+        feed: dict[str, object] = {"decoder_input_ids" if self.policy.encoder_decoder else "input_ids": ids[:, None]}
         if self.policy.encoder_decoder:
             feed |= {"encoder_outputs": self.source, "attention_mask": self.mask}
         elif self.mask is not None:
