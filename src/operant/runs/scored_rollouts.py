@@ -61,7 +61,7 @@ class Scorer:
         """
         asks = distributed.rank() == 0
         judged = distributed.together(lambda: rewards.judge(self.reward, seen, pays=pays) if asks else None)
-        return distributed.gathered(judged)[0]
+        return next(one for one in distributed.gathered(judged) if one is not None)
 
     def close(self) -> None:
         """End the processes of the reward."""
