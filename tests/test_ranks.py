@@ -67,18 +67,24 @@ def numbers() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(6, 9, generator=draw) * 3 + 2, torch.rand(6, 9, generator=draw) < 0.6
 
 
-def probed() -> str:
-    """What a rank hears where the reward fails on the probes of rank 1."""
+def probed() -> list[str]:
+    """What a rank hears where the engine fails on rank 1, and where the reward fails, which the first rank asks."""
+    learner, heard = Learner(lm(), max_tokens=4, stop_tokens=(2,)), []
 
     def fails(rollouts):
-        if distributed.rank() == 1:
-            raise ValueError("no judge here")
-        return [1.0] * len(rollouts)
+        raise ValueError(f"no judge on rank {distributed.rank()}")
 
-    learner = Learner(lm(), max_tokens=4, stop_tokens=(2,))
-    with pytest.raises(OperantError) as raised:
-        Probes(learner, [Task("a", [5, 6]), Task("b", [7])], fails).ask()
-    return str(raised.value)
+    def plays(tasks, **how):
+        if not heard and distributed.rank() == 1:
+            raise OperantError("no engine on rank 1")
+        return play(tasks, **how)
+
+    play, learner.play = learner.play, plays
+    for _ in range(2):
+        with pytest.raises(OperantError) as raised:
+            Probes(learner, [Task("a", [5, 6]), Task("b", [7])], fails).ask()
+        heard.append(str(raised.value))
+    return heard
 
 
 def ranks_work(rank: int, world: int) -> dict:
@@ -163,6 +169,6 @@ def test_two_ranks_move_what_one_process_moves_without_gradients(ranks):
             assert float(apart) < 1e-5, (name, rank, float(apart))
 
 
-def test_a_reward_that_fails_on_one_ranks_probes_is_heard_on_all(ranks):
-    first, second = (ranks[rank]["probed"] for rank in (0, 1))
-    assert "no judge here" in first and first == second
+def test_what_fails_in_the_probes_of_one_rank_is_heard_on_all(ranks):
+    (engine, reward), other = (ranks[rank]["probed"] for rank in (0, 1))
+    assert "no engine on rank 1" in engine and "no judge on rank 0" in reward and [engine, reward] == other
