@@ -63,6 +63,7 @@ def pages() -> dict[str, str]:
             "presets": presets(),
             "watch": site_pages.to_watch("ppo"),
             "published": measured.seed_demo(),
+            "frontier": measured.kl_frontier(),
             "sums": site_pages.on_sums("ppo"),
             "kl": kl_table.table(),
         },

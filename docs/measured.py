@@ -871,6 +871,37 @@ def seed_demo() -> str:
     )
 
 
+PRICES = {
+    "fixed": "sampled difference in the reward, a fixed price",
+    "adaptive": "the same, a price that follows a target (nats)",
+    "loss": "k3 in the loss",
+    "reverse": "exact reverse KL in the reward",
+    "forward": "exact forward KL in the reward",
+    "loss, reverse": "exact reverse KL in the loss",
+}
+
+
+def kl_frontier() -> str:
+    """Held-out reward and KL of each way of pricing KL, at five prices or targets, and the figure."""
+    results: Any = _read("kl-frontier.json")
+    if not results:
+        return NOTHING
+    table = "| KL is charged as | " + " | ".join(("lowest", "", "middle", "", "highest")) + " |\n|---|---|---|---|---|---|\n"
+    for way, name in PRICES.items():
+        cells = []
+        for value in sorted({row["value"] for row in results["rows"] if row["way"] == way}):
+            rows = [row for row in results["rows"] if (row["way"], row["value"]) == (way, value)]
+            reward, kl = (_seeds([row[key] for row in rows], digits) for key, digits in (("reward", 3), ("kl", 1)))
+            cells.append(f"{value:g}: {reward} at {kl}")
+        table += f"| {name} | {' | '.join(cells)} |\n" if cells else ""
+    seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in results["rows"]}))
+    return (
+        "Price or target: held-out reward at nats of KL a reply, after 72 steps of 128 replies, from 0.55. Seeds "
+        f"{seeds}; {SEEDS[0].lower()}{SEEDS[1:]}. Made by `{results['command']}`.\n\n{table}\n"
+        "![Held-out reward over KL, a line for each way of charging it](../figures/kl-frontier.svg)\n"
+    )
+
+
 PROGRAMS = {
     "start": "the start",
     "sft": "cross-entropy, continued",
