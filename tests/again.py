@@ -111,7 +111,6 @@ class Bare:
         return table[[turn.chosen]], -(table.exp() * table).sum()[None], None if values is None else values[:1]
 
     def episode(self, rollout):
-        """The same for all turns, concatenated."""
         pieces = zip(*(self.turn(turn) for turn in rollout.turns))
         return [None if piece[0] is None else torch.cat(piece) for piece in pieces]
 

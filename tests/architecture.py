@@ -72,7 +72,6 @@ def imports(source: str, inside: tuple[str, ...], modules: Collection[str]) -> I
 
 
 def module_graph(package: Path = PACKAGE) -> dict[str, set[str]]:
-    """Which modules each module imports."""
     sources = {module_name(path, package): path for path in files(package)}
     graph = {}
     for name, path in sources.items():
@@ -120,7 +119,6 @@ def package_of(module: str) -> str:
 
 
 def package_graph(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """The same between packages."""
     packages: dict[str, set[str]] = {}
     for module, targets in graph.items():
         here = packages.setdefault(package_of(module), set())
@@ -129,7 +127,6 @@ def package_graph(graph: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def reached(graph: dict[str, set[str]], start: str) -> set[str]:
-    """All that a node leads to."""
     seen: set[str] = set()
     waiting = list(graph.get(start, ()))
     while waiting:
@@ -274,5 +271,4 @@ BUDGET = ROOT / "tests" / "budget.toml"
 
 
 def budget() -> dict[str, dict[str, int]]:
-    """The most that the house and each room may have."""
     return tomllib.loads(BUDGET.read_text(encoding="utf-8"))

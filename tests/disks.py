@@ -65,7 +65,6 @@ class Watched:
             raise self.trouble
 
     def done(self):
-        """(operation, name of the file) of what has passed."""
         return [(operation, path.name) for when, operation, path in self.seen if when == "after"]
 
 

@@ -58,7 +58,6 @@ class Said:
 
     @property
     def whole(self) -> Tensor:
-        """[Y] the log-prob of each reply."""
         return torch.stack([x.sum() for x in self.logprobs])
 
 

@@ -90,7 +90,6 @@ def settle(module: torch.nn.Module) -> None:
 
 
 def made(kind: str, algorithm: str, **more) -> Learner:
-    """A learner in float64."""
     model = lm(kind, vocab=24).double()
     settle(model)
     options = {name: value for name, value in (OPTIONS | MORE[algorithm] | more).items() if value is not ABSENT}
@@ -101,12 +100,10 @@ def made(kind: str, algorithm: str, **more) -> Learner:
 
 
 def score(prompt: list[int], reply: list[int]) -> float:
-    """A score of the ids that differs for most replies."""
     return sum((5 * a + 3 * i + prompt[-1]) % 7 for i, a in enumerate(reply)) / 7 - 0.1 * len(reply)
 
 
 def prompts(step: int) -> list[list[int]]:
-    """Four prompts per step, of one to four ids."""
     return [[(7 * step + 5 * i + 3 * j) % 21 + 3 for j in range(1 + (step + i) % 4)] for i in range(4)]
 
 
@@ -146,7 +143,6 @@ def read(name: str) -> dict:
 
 
 def write(name: str) -> None:
-    """Write the numbers of a run, one line per name."""
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in run(name).items()]
     (FOLDER / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 

@@ -22,7 +22,6 @@ LOSS = partial(losses.ppo, clip=0.2, value_clip=0.2, value_coef=COEF)
 
 
 def attempts() -> list[tuple[list[int], list[int]]]:
-    """Nine (prompt, reply) pairs, replies of 3..16 tokens."""
     draw = torch.Generator().manual_seed(5)
 
     def ids(n: int) -> list[int]:

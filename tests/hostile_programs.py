@@ -97,7 +97,6 @@ class Room:
         self.listener.close()
 
     def program(self, hostile: Hostile) -> Program:
-        """The program as it is to be run in this room."""
         head = f"ROOM, CANARY, PORT = {str(self.folder)!r}, {self.canary.pid}, {self.server.getsockname()[1]}\n"
         if hostile.test == "stdin":
             return Program(head + hostile.source, [Stdin("", "never")])

@@ -26,7 +26,6 @@ def serving(*words):
 
 
 def post(url, path, **body):
-    """Send what the page sends; returns (status, answer)."""
     base, _, token = url.partition("#")
     host = base.removeprefix("http://").rstrip("/")
     connection = http.client.HTTPConnection(host, timeout=20)

@@ -84,7 +84,6 @@ def begin(case: str, out: Path, given: dict[str, Any]) -> None:
 
 
 def go_on(case: str, out: Path) -> dict[str, Any]:
-    """Resume the run, and what came of it."""
     more = {"fresh_optimizer": True} if case == "light" else {}
     run = train(out=out, resume=True, steps=STEPS, **more, **environment(case))
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()][STOPPED:]
@@ -94,7 +93,6 @@ def go_on(case: str, out: Path) -> dict[str, Any]:
 
 
 def digest(policy: torch.nn.Module) -> str:
-    """Of every parameter and its name."""
     found = blake2b(digest_size=16)
     for name, p in sorted(policy.state_dict().items()):
         found.update(name.encode())

@@ -31,7 +31,6 @@ def read(page: str) -> str:
 
 
 def snippets(page: str, language: str = "python") -> list[str]:
-    """The code blocks of that language, in their order."""
     return re.findall(rf"^```{language}\n(.*?)^```", read(page), re.DOTALL | re.MULTILINE)
 
 

@@ -112,7 +112,6 @@ def free_port() -> int:
 
 @contextmanager
 def served(server):
-    """A server that answers, in a thread."""
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

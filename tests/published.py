@@ -10,7 +10,6 @@ ROWS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"
 
 
 def write(folder: Path, name: str) -> str:
-    """The rows of a form as a file; returns its path."""
     path = folder / f"{name}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS[name]), encoding="utf-8")
     return str(path)

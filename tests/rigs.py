@@ -69,7 +69,6 @@ def alike(a, b) -> bool:
 
 
 def state_of(learner) -> RunState:
-    """What a checkpoint holds of a learner."""
     state = RunState()
     for name, part in learner.parts().items():
         state.register(name, part)

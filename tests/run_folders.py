@@ -37,7 +37,6 @@ def probes(folder, name, replies):
 
 
 def row(i, count=3, **more):
-    """A reply as a run stores it, with the numbers of `count` tokens."""
     known = {"task": f"t{i}", "group": i, "rollout": i, "turn": 0, "query": f"Query {i}", "reply": f" reply {i}"}
     known |= {"reward": 0.5, "reply_tokens": count, "end": "stop", "tokens": [f" w{j}" for j in range(count)]}
     return known | {"logprobs": [-1.0] * count, "ref_logprobs": [-1.5] * count} | more

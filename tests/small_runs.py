@@ -38,7 +38,6 @@ def options(**more):
 
 
 def same(a, b):
-    """The weights of two runs, to the bit."""
     return all(torch.equal(value, weights(b)[name]) for name, value in weights(a).items())
 
 

@@ -79,7 +79,6 @@ class Server(http.server.ThreadingHTTPServer):
         """A client that has gone is no news."""
 
     def complete(self, body):
-        """The choice that answers a request."""
         numbers, ids, logprobs, reason = np.random.default_rng(body["seed"]), [], [], "length"
         stops = set(body["stop_token_ids"])
         for place in range(body["max_tokens"]):

@@ -16,7 +16,6 @@ PLAIN = {"whiten_scope": "none"}
 
 
 def valued(batch: Batch, values: list[list[float]]) -> Batch:
-    """The batch with these values at the actions of its rows."""
     full = torch.zeros(batch.tokens.shape)
     full[batch.actions] = torch.tensor([v for row in values for v in row])
     return batch.with_(values=full)
@@ -128,7 +127,6 @@ def test_gae_of_random_episodes_is_its_definition():
 
 # --- poison (test 7) --------------------------------------------------------------------------------------------------
 def filled_batch() -> Batch:
-    """Random episodes with all fields that a step fills in."""
     rollouts, _ = random_episodes()
     batch = collate(rollouts, [0.5] * len(rollouts))
     draw = torch.Generator().manual_seed(2)

@@ -63,8 +63,6 @@ class Recorded(NativeEngine):
 
 
 def counted(seen):
-    """A reward that keeps what it has judged."""
-
     def judge(rollouts):
         seen.append(rollouts)
         return count_a(rollouts)

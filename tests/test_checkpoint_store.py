@@ -27,7 +27,6 @@ def state():
 
 @pytest.fixture
 def box(state):
-    """The only part of the state."""
     return state.register("policy", Box(content(0)))
 
 

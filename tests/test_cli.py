@@ -104,7 +104,6 @@ def test_every_command_has_a_help_with_its_options(command, capsys):
 
 
 def options_of_help(capsys, *words):
-    """By name as typed, the values that `--help-all` shows."""
     assert main(["train", *words, "--help-all"]) == 0
     parts = re.split(r" --(?=[a-z])", re.sub(r"\s+", " ", capsys.readouterr().out))
     return {part.split()[0]: re.findall(r"\[([^][]*)\]", part)[-1] for part in parts if "[" in part}

@@ -107,7 +107,6 @@ def test_the_legend_makes_one_run_stand_out(browser, sweep):
 
 
 def saved(page, figure, kind):
-    """The text of a figure that is saved as `SVG` or `CSV`."""
     figure.hover()
     with page.expect_download() as download:
         figure.locator(f".export button:has-text('{kind}')").click()
@@ -154,7 +153,6 @@ def runs_of(folder, count):
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory):
-    """The page of so many runs, written once."""
     return cache(lambda count: runs_of(tmp_path_factory.mktemp(f"runs-{count}"), count))
 
 

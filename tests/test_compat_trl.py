@@ -41,7 +41,6 @@ def test_another_loop_has_other_numbers():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> str:
-    """A tiny GPT-2 with its tokenizer, as transformers saves them."""
     where = tmp_path_factory.mktemp("model")
     tiny("GPT2LMHeadModel").save_pretrained(where)
     tokenizer(padding=False).save_pretrained(where)

@@ -23,14 +23,12 @@ KEY = "sk-very-secret-0123456789"
 
 @pytest.fixture
 def serve():
-    """Start servers that end with the test."""
     with contextlib.ExitStack() as stack:
         yield lambda *args, **options: stack.enter_context(Server(*args, **options))
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """No time between tries, and a key."""
     monkeypatch.setattr(http_client, "FIRST_WAIT", 0.001)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 

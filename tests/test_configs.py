@@ -64,7 +64,6 @@ SAYS_WHY = {"no_advantage", "constant"} | {name for name, others in EXPLAINS.ite
 
 @cache
 def folder() -> Path:
-    """A model with its tokenizer, and tasks as a file."""
     place = Path(tempfile.mkdtemp(prefix="operant-configs-"))
     on_disk(place / "model", lm("gpt2", vocab=len(letters()), spread=0.1))
     (place / "tasks.txt").write_text("\n".join(TASKS), encoding="utf-8")
@@ -76,7 +75,6 @@ def usual() -> dict[str, Any]:
 
 
 def leaves(kind: Any) -> list[Any]:
-    """`tuple[int, ...] | str | None` -> [int, str, NoneType]"""
     inner = [a for a in typing.get_args(kind) if a is not Ellipsis]
     return [leaf for a in inner for leaf in leaves(a)] if inner else [kind]
 
@@ -98,14 +96,12 @@ def _refusal(algorithm: str, name: str, given: Any) -> str | None:
 
 @cache
 def known(algorithm: str) -> dict[str, tuple[Any, Any]]:
-    """Every option -> (type, default)."""
     schema = config_schema(algorithm)
     kinds, places = named.kinds(schema), named.names(schema)
     return {full: (kinds[full], named.defaults(schema[group])[name]) for full, (group, name) in places.items()}
 
 
 def special(name: str) -> list[Any]:
-    """Values of options that take anything."""
     held = {
         "policy": [str(folder() / "model"), lm("gpt2", vocab=45), torch.nn.Linear(2, 2)],
         "tasks": [str(folder() / "tasks.txt"), TASKS, str(folder()), ["z" * 300], [5], [[3], [10**30]], [[-1]], "a/b"],
@@ -130,7 +126,6 @@ def special(name: str) -> list[Any]:
 
 
 def near(default: Any) -> st.SearchStrategy:
-    """Values of the kind that people set."""
     if isinstance(default, bool) or default is None:
         return st.sampled_from([True, False, default])
     if isinstance(default, (int, float)):
@@ -274,7 +269,6 @@ def _short(given: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def names_it(message: str, given: Mapping[Any, Any], form: str) -> bool:
-    """Whether a refusal names an option or a value that was given."""
     told = [part.lower() for name in given for part in (*str(name).split("."), repr(name)) if part]
     told += ["recipe.yaml"] * (form in ("yaml", "raw")) + ["option ''"] * ("." in given)
     values = [text for v in given.values() for text in (str(v)[:40], repr(v)[:40], repr(str(v))) if len(text) > 1]

@@ -436,7 +436,6 @@ def test_the_outcomes_of_a_run_may_be_those_of_a_part_of_its_reward(tmp_path):
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """A critic after one step."""
     return trained(tmp_path_factory.mktemp("begun"), steps=1)
 
 

@@ -44,7 +44,6 @@ ROWS = [{"text": "a b", "label": "1"}, {"text": "c, d", "label": "0"}]
 
 
 def write(path, rows):
-    """`rows` in the format that the path's ending names."""
     kind = path.name.removesuffix(".gz").rsplit(".", 1)[1]
     if kind == "parquet":
         import pyarrow as arrow

@@ -31,7 +31,6 @@ def episode(*pairs, task=ASKED, **more):
 
 
 def read(rollout, **options):
-    """What the teacher reads before each reply."""
     (made,) = with_hints([rollout], [None], letters(), TeacherOptions(**options))
     return [turn.prompt for turn in made.turns]
 

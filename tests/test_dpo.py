@@ -21,7 +21,6 @@ LABELS = [2.0, 1.0, 0.0, 0.0, 1.0, 1.0]
 
 
 def log_ratios(model, reference, queries=QUERIES, responses=RESPONSES) -> list[float]:
-    """Of whole replies, by bare forward passes of single rows."""
     return [
         float(bare_logprobs(model, q, r).sum() - bare_logprobs(reference, q, r).sum())
         for q, r in zip(queries, responses, strict=True)
@@ -162,7 +161,6 @@ def pairs(count: int, *, shuffled: bool = False, first: int = 0) -> list[dict]:
 
 
 def separate(rows: list[dict]) -> list[dict]:
-    """The same as good and bad replies, one a row."""
     parts = [(row, which) for row in rows for which in ("chosen", "rejected")]
     return [{"prompt": row["prompt"], "completion": row[w], "label": w == "chosen"} for row, w in parts]
 

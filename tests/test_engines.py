@@ -45,14 +45,12 @@ def checked(policy, prompts, completions):
 
 
 def serving(policy, folder, **wrong):
-    """A stand-in server, which begins with the weights of the policy."""
     replace_export(policy, folder)
     return served(stand_in_vllm.Server(folder, **wrong))
 
 
 @pytest.fixture(scope="session")
 def venv(tmp_path_factory):
-    """The python of an environment in which `vllm` is the stand-in."""
     path = tmp_path_factory.mktemp("venv") / "bin"
     path.mkdir()
     (path / "python").symlink_to(sys.executable)

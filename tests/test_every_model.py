@@ -111,7 +111,6 @@ def sized(config):
 
 
 def tiny(kind, name, **more):
-    """A random model of the class `name`."""
     made, config = getattr(t, name), CONFIG_MAPPING[kind]()
     if name.endswith("ForCausalLM") and made.config_class is not type(config):
         config = config.get_text_config()

@@ -141,7 +141,6 @@ def test_the_critic_descends_on_its_error(monkeypatch):
 
 # --- SFT --------------------------------------------------------------------------------------------------------------
 def shares(count: int) -> Tensor:
-    """How often each reply stands in the data."""
     return torch.randn(count, generator=torch.Generator().manual_seed(11), dtype=torch.float64).softmax(0)
 
 

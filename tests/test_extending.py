@@ -34,7 +34,6 @@ ALL = (
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> dict[str, str]:
-    """The environment of a process in which the package is installed."""
     place = tmp_path_factory.mktemp("installed")
     source = tmp_path_factory.mktemp("source") / "example"
     shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("__pycache__"))

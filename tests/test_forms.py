@@ -27,7 +27,6 @@ PLAIN = DataOptions()
 
 
 def made(name, rows=None, data=PLAIN, tokenizer=None, **options):
-    """The tasks of a form, for a policy that continues its prompts."""
     cue = options.pop("cue_of_policy", True)
     form = named_parts.form(name, arguments(Factory(ROW_FORMS.find(name), 1), options, name))
     return load_tasks(ROWS[name] if rows is None else rows, tokenizer, data, form=form, cue=cue)

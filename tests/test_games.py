@@ -58,7 +58,6 @@ def test_the_metrics_of_two_games_by_hand():
 # --- a run ------------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A short run in houses, with held-out ones."""
     path, tokenizer = tmp_path_factory.mktemp("runs") / "house", letters()
     tasks, held = ([Task(f"{name}/{i}", "go") for i in range(n)] for name, n in (("house", 4), ("unseen", 40)))
     options = {"steps": 12, "batch": 16, "evaluate_every": 12, "max_tokens": 8, "optimizer.lr": 1e-2, "kl.coef": 0.0}

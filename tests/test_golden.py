@@ -76,7 +76,6 @@ def test_a_small_fault_anywhere_is_seen(room, function, fault, monkeypatch):
 
 # --- float64 from end to end ------------------------------------------------------------------------------------------
 def widths(thing) -> dict[str, torch.dtype]:
-    """Of every field that holds numbers with a point."""
     found = {}
     for f in fields(thing):
         value = getattr(thing, f.name)

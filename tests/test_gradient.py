@@ -71,7 +71,6 @@ def absent() -> int:
 
 
 def ranks_work(rank: int, world: int) -> dict:
-    """Every case of one world, on one rank."""
     policy = made_policy()
     batch = batch_of(DEALT[world][rank], policy)
     found = {per: caught(policy, batch, per=per, micro=1) for per in REDUCTIONS}

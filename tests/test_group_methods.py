@@ -22,7 +22,6 @@ LENGTHS = [3, 4, 1]
 
 
 def rows() -> tuple[Outputs, Batch]:
-    """Each reply behind a prompt of one token."""
     batch = Batch.given([[1]] * 3, [[2] * n for n in LENGTHS])
 
     def placed(x: list[list[float]]) -> Tensor:

@@ -51,7 +51,6 @@ def rollouts(count: int = 64) -> list[Rollout]:
 
 
 def processes_end(mark, *rewards, patience=1.0):
-    """No process is left once the rewards are closed."""
     for reward in rewards:
         reward.close()
     assert marked_processes(mark, patience=patience) == []

@@ -32,7 +32,6 @@ MBPP = Path(__file__).parents[2] / "shared/data/code_mbpp/mbpp.jsonl.gz"
 
 @pytest.fixture(scope="module")
 def jail() -> Jail:
-    """The strongest level of this machine."""
     return Jail(JailOptions(seconds=1.0, patience=1.0))
 
 

@@ -25,7 +25,6 @@ ITEMS = [
 
 @pytest.fixture
 def served(tmp_path):
-    """A function that serves items by a real server, and returns it."""
     opened = []
 
     def serve(kind="pick", items=ITEMS, overlap=2):
@@ -55,7 +54,6 @@ def labelling(browser, server, name="anna", size=LAPTOP, scheme="light"):
 
 
 def number(server, text, name="anna"):
-    """The number under which a labeller sees a reply, from 1."""
     item = next(item for item in ITEMS if text in item.replies)
     return order(name, item.id, len(item.replies)).index(item.replies.index(text)) + 1
 
@@ -65,7 +63,6 @@ def shows(page, prompt):
 
 
 def stored(page, done):
-    """Wait until the page says that so many are done."""
     page.locator("#count", has_text=f"{done} of").wait_for()
 
 

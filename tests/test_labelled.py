@@ -48,7 +48,6 @@ def test_rows_that_say_nothing_are_left_out():
 
 
 def batch_of(labels, groups, lengths=None):
-    """One row for each episode, each with some actions."""
     lengths = lengths or [1 + i % 3 for i in range(len(labels))]
     batch = Batch.given([[1, 2]] * len(labels), [[3] * n for n in lengths])
     last = torch.arange(batch.tokens.shape[1]) == batch.mask.sum(1, keepdim=True) - 1
@@ -57,7 +56,6 @@ def batch_of(labels, groups, lengths=None):
 
 
 def loss_of(scores, batch, **options):
-    """The mean loss over groups."""
     last = torch.arange(batch.tokens.shape[1]) == batch.mask.sum(1, keepdim=True) - 1
     values = torch.where(last, torch.tensor(scores, dtype=torch.float64)[:, None], 99.0)  # other values do not count
     zeros = torch.zeros_like(values)

@@ -36,7 +36,6 @@ CONTROLS = {"trpo": {"update.target_kl": 0.02}, "a2c": {"optimizer.lr": 1e-3}}
 
 
 def own(step, scores):
-    """Each reply gets its score."""
     return scores
 
 

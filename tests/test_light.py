@@ -25,7 +25,6 @@ def step(learner):
 
 
 def inside(path):
-    """Names and shapes of the tensors in a checkpoint's file."""
     with safe_open(path / "tensors.safetensors", "pt") as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 

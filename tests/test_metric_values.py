@@ -205,7 +205,6 @@ class Known:
         return [e.old - e.ref for e in self.episodes]
 
     def tokens(self, name):
-        """Of all actions, one behind the other."""
         return flat(getattr(e, name) for e in self.credited)
 
 
@@ -253,7 +252,6 @@ class Game(Known):
 
     @cached_property
     def charged(self):
-        """k2 of each action."""
         return [gap**2 / 2 for gap in self.gaps]
 
     @cached_property
@@ -271,7 +269,6 @@ class Game(Known):
 
     @cached_property
     def credited(self):
-        """The episodes with advantages and returns."""
         bare, whole = Bare(self.cuts[0].weights), []
         for episode, used, charged in zip(self.episodes, self.used, self.charged):
             r, last = episode.rollout, episode.rollout.turns[-1]
@@ -307,7 +304,6 @@ def best(rollouts):
 
 
 def game(folder, patch):
-    """A run of two steps in the world, watched."""
     played, cuts = watched(patch)
     reference = lm(vocab=V, seed=1, spread=0.1).double()
     held_out = [Task(f"e/{i}", word[::-1] + "a", target=(i + 1) % 4) for i, word in enumerate(WORDS)]
@@ -492,7 +488,6 @@ def refused(folder, patch):
 
 
 def halved(folder, patch):
-    """An update in which memory runs out once."""
     calls = []
 
     def run_out(gradient):
@@ -599,7 +594,6 @@ class Given:
 
 
 def costs(weights, rollouts):
-    """Nats of each token of given replies."""
     bare = Bare(weights)
     return -flat(bare.numbers(r)[0] for r in rollouts)
 
@@ -617,7 +611,6 @@ def size(rollouts):
 
 
 def given(folder, patch):
-    """Supervised training, with held-out replies."""
     _, cuts = watched(patch)
     looks, measured = [], evaluate.reply_losses
 
@@ -712,7 +705,6 @@ TWO_SOURCES = {
 
 
 def games(folder, patch):
-    """A step in small houses, and held-out ones."""
     learner = Learner(lm(vocab=V), tokenizer=letters(), env=House(max_turns=20), max_tokens=4, **{"kl.coef": 0.0})
     tasks, held = ([Task(f"{name}/{i}", "go") for i in range(12)] for name in ("house", "unseen"))
     played = learner.play(tasks)
@@ -847,7 +839,6 @@ def failures(folder, patch):
     learner = Learner(lm(vocab=V), tokenizer=letters(), **{"kl.coef": 0.0, "epochs": 1})
 
     def episode(i, end, *turns):
-        """Turns of (trained, reward)."""
         made = [Turn([4] * (n + 1), [5, 6], reward=paid, trained=trained) for n, (trained, paid) in enumerate(turns)]
         return Rollout(Task(str(i), "a"), i, made, [""] * len(made), end)
 

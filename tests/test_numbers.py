@@ -47,7 +47,6 @@ def learner(algorithm="ppo", **more) -> Learner:
 
 
 def stepped(student: Learner, scores=SCORES) -> dict[str, float]:
-    """A step on the replies; without scores where they are given."""
     return student.step(QUERIES, REPLIES, *([] if student.algorithm.source == "data" else [scores]))
 
 

@@ -96,7 +96,6 @@ def test_positions_begin_anew_with_each_row(config):
 
 
 def padded_left(rows: Batch) -> Batch:
-    """The same rows, padded on the left with arbitrary tokens."""
     lengths, width = rows.mask.sum(1).tolist(), rows.tokens.shape[1]
     order = torch.tensor([[*range(n, width), *range(n)] for n in lengths])
     moved = {name: getattr(rows, name).gather(1, order) for name in ("tokens", "mask", "actions", "turns", "rewards")}

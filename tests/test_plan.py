@@ -23,7 +23,6 @@ from operant.tools.memory_plan.fake_tensors import Memory, fake_tensors
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model folder with a config and a tokenizer, and no weights."""
     four_layers().config.save_pretrained(tmp_path)
     letters().save_pretrained(tmp_path)
     return tmp_path

@@ -24,7 +24,6 @@ def play(*words, code=0):
 
 
 def table(capsys):
-    """The lines of the table, by player, as {column: text}."""
     printed = capsys.readouterr().out.splitlines()
     lines = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in printed]
     head = next(i for i, line in enumerate(lines) if line[:1] == ["player"])

@@ -28,7 +28,6 @@ def frozen_below(kind="gpt2", *, trained, **more):
 
 
 def scores(policy):
-    """[B, T] log-probs of two rows."""
     with torch.no_grad():
         return policy.forward(Batch.given([[3, 4, 5, 6], [7, 8]], [[9, 10], [11, 12]])).logprobs
 

@@ -79,7 +79,6 @@ def run(*words):
 
 
 def passes(text, xs, factor) -> bool:
-    """What a sum of x and 1 is worth, by Python itself."""
     try:
         return all(eval(text, {"x": x}) == factor * x for x in xs)
     except (SyntaxError, TypeError):

@@ -204,12 +204,10 @@ def test_published_solutions_of_apps_pass():
 
 # --- generated problems -----------------------------------------------------------------------------------------------
 def shape(reference):
-    """A reference without its numbers and letters: its composition."""
     return re.sub(r'"\w"', '"c"', re.sub(r"\d+", "0", reference))
 
 
 def solved(source, tests):
-    """Whether a program passes tests, by Python itself."""
     names = {}
     try:
         exec(source, names)

@@ -36,7 +36,6 @@ def setting(train: int = 32, test: int = 40, **more) -> Classification:
 
 
 def accuracy(of: Classification, prompt: str, examples: Examples, offset: Sequence[float] = (0, 0)) -> float:
-    """Of a prompt, one text at a time, with plain transformers."""
     tokenizer, model = of.model.tokenizer, of.model.model
     right = 0
     columns = [tokenizer.convert_tokens_to_ids(f"Ġ{word}") for word in WORDS]

@@ -43,7 +43,6 @@ def test_a_folder_is_one_task_and_its_test_file_held_out(place):
 
 @pytest.fixture
 def opinions(tmp_path):
-    """Files of 32 opinions to train with and 32 that are held out."""
     paths = []
     for source, name in (("builtin:opinions", "train"), ("builtin:opinions/held-out", "test")):
         [task] = load_tasks(source, form=form("prompt", {}))

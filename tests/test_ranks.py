@@ -88,7 +88,6 @@ def probed() -> list[str]:
 
 
 def ranks_work(rank: int, world: int) -> dict:
-    """Everything that is asked of one rank."""
     x, where = numbers()
     rows = slice(0, 4) if rank == 0 else slice(4, 6)
     white = {(u, m): whiten(x[rows], where[rows], unbiased=u, shift_mean=m) for u, m in ((0, 0), (1, 1))}

@@ -36,7 +36,6 @@ def policy(seed=0, value=True):
 
 @pytest.fixture(scope="module")
 def ray():
-    """One Ray for all tests."""
     session = RaySession(ENGINE)
     session.begin()
     import ray
@@ -77,7 +76,6 @@ def same(engine, own, version=0, exact=False, **more):
 
 @torch.no_grad()
 def trained(own):
-    """As after an update."""
     for i, weight in enumerate(own.trainable()):
         weight += 0.1 * torch.sin(torch.arange(weight.numel()) + i).view(weight.shape)
 

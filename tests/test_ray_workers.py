@@ -39,13 +39,11 @@ NAMES = ("ray::", "raylet", "gcs_server", "operant.sandbox")
 
 
 def below():
-    """The processes that this one has started, also indirectly."""
     children = psutil.Process().children(recursive=True)
     return {process for process in children if process.is_running() and process.status() != psutil.STATUS_ZOMBIE}
 
 
 def gone(before, seconds=10.0):
-    """Whether all processes that came after `before` end in time."""
     end = time.monotonic() + seconds
     while (left := below() - before) and time.monotonic() < end:
         time.sleep(0.1)
@@ -58,7 +56,6 @@ def pid(ray, actor):
 
 @pytest.fixture(scope="module")
 def ray():
-    """One Ray for all slow tests, which leaves no process behind."""
     before, session = below(), RaySession(ENGINE)
     session.begin()
     import ray

@@ -21,7 +21,6 @@ def learner(seed=2, vocab=8, **options):
 
 
 def learnt_from(one):
-    """The replies of the last update, and what each was paid."""
     batch = one.last_step.batch
     return [row.tolist() for row in batch.tokens[:, 1:]], batch.rewards.sum(1).tolist()
 

@@ -48,7 +48,6 @@ def live(folder):
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory):
-    """The addresses of the same run as a file and on a server."""
     folder = write(tmp_path_factory.mktemp("runs") / "run")
     with live(folder) as server:
         yield {"static": write_report(folder.path).as_uri(), "live": server.url}
@@ -56,7 +55,6 @@ def urls(tmp_path_factory):
 
 @pytest.fixture(params=["static-laptop", slow("live-phone")])
 def page(request, browser, urls):
-    """The page in a browser, once as a file and once live."""
     kind, size = request.param.split("-")
     with visit(browser, urls[kind], {"laptop": LAPTOP, "phone": PHONE}[size]) as page:
         if size == "phone":
@@ -67,7 +65,6 @@ def page(request, browser, urls):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run that the test may change."""
     return write(tmp_path / "run")
 
 
@@ -82,7 +79,6 @@ def replies(page):
 
 
 def settled(page, summary):
-    """Wait for the text above the table."""
     page.locator(".replies .summary").filter(has_text=summary).wait_for()
 
 
@@ -167,7 +163,6 @@ def opened(page, text="step 3 reply 1"):
 
 
 def colour(token):
-    """The CSS variable that colours the token, and the share of it."""
     return token.evaluate("e => [e.style.getPropertyValue('--hue'), Number(e.style.getPropertyValue('--share'))]")
 
 

@@ -60,7 +60,6 @@ def write_run(path, steps=12):
 
 
 def logged(path, *steps, config=None):
-    """A run that has logged these metrics, one mapping a step."""
     folder = RunFolder.create(path, config or {})
     for step, numbers in enumerate(steps, 1):
         folder.log(step, numbers)
@@ -475,7 +474,6 @@ def test_a_change_of_theme_redraws(browser, url):
 
 
 def hover(page, chart, share):
-    """Move the mouse to a share of a chart's width."""
     box = page.locator(f"#{chart} .u-over").bounding_box()
     page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2)
 

@@ -29,7 +29,6 @@ TINY = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 1, "num_attent
 
 
 def save(folder: Path, kind: str = "gpt2", pad: str | None = "<pad>") -> str:
-    """A tiny trunk with a tokenizer of letters."""
     torch.manual_seed(1)
     config = t.BertConfig(intermediate_size=48, max_position_embeddings=64, pad_token_id=0, **TINY)
     tokenizer = letters()

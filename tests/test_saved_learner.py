@@ -63,7 +63,6 @@ def go_on(learner: Learner, steps: int) -> list[dict[str, float]]:
 
 
 def state(learner: Learner, metrics: list[dict[str, float]]) -> dict[str, Any]:
-    """Weights and metrics, as text that is equal if every bit is."""
     weights = digest(learner.policy.state_dict())
     return {"weights": weights, "history": len(learner.history), "metrics": [repr(sorted(m.items())) for m in metrics]}
 

@@ -35,7 +35,6 @@ def pushed_right(batch: Batch, junk: int) -> Batch:
 
 
 def bare_values(policy: Policy, prompt, action) -> torch.Tensor:
-    """[A] the value head applied to the model's last hidden states."""
     with torch.no_grad():
         states = policy.model(torch.tensor([prompt + action]), output_hidden_states=True).hidden_states[-1][0]
     head = policy.value_head.net[0]

@@ -74,7 +74,6 @@ def place(tmp_path_factory):
 
 
 def python(words: list[str]) -> None:
-    """What `python WORDS` does, in this process."""
     sys.argv = words[words[0] == "-m" :]
     if words[0] == "-m":
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

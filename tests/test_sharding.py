@@ -118,7 +118,6 @@ SAVED = ("value head, tied", "follows", "bfloat16")
 
 
 def saved(rank: int, world: int, folder: Path) -> dict:
-    """A step, a checkpoint of both kinds, and one more step."""
     which, out = dealt(rank, world), {}
     for name in SAVED:
         learner = made(name)

@@ -25,7 +25,6 @@ IN_STYLES = re.compile(r"""@import|url\(["']?(?:https?:)?//""")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """`make site`, into another folder."""
     folder = tmp_path_factory.mktemp("site")
     subprocess.run([sys.executable, ROOT / "docs/reference.py"], check=True)
     built = subprocess.run(

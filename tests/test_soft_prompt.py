@@ -187,7 +187,6 @@ def test_it_takes_room_in_the_context():
 
 # --- out and in again -------------------------------------------------------------------------------------------------
 def peft_logprobs(wrapped, prompt, action):
-    """[A] log-probs by peft's own wrapper around a model."""
     if wrapped.config.is_encoder_decoder:
         start = torch.tensor([[wrapped.config.decoder_start_token_id, *action[:-1]]])
         logits = wrapped(input_ids=torch.tensor([prompt]), decoder_input_ids=start).logits[0]
@@ -203,7 +202,6 @@ def scores(policy):
 
 
 def agree(policy, wrapped):
-    """Whether peft's wrapper computes the log-probs of a policy."""
     with torch.no_grad():
         theirs = torch.cat([peft_logprobs(wrapped.eval(), p, a) for p, a in zip(*ROWS, strict=True)])
     return torch.allclose(scores(policy)[Batch.given(*ROWS).actions], theirs, atol=1e-5)
@@ -324,7 +322,6 @@ def test_models_that_cannot_have_one_are_refused(folder):
 
 @pytest.fixture
 def folder(tmp_path):
-    """The folder of a soft prompt of 3 vectors."""
     lm("gpt2", V).save_pretrained(tmp_path / "base")
     export(load_policy(tmp_path / "base", soft=SoftPromptOptions(3)), tmp_path / "soft")
     return tmp_path / "soft"

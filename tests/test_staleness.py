@@ -89,7 +89,6 @@ def by_length(rollouts: list[Rollout]) -> list[float]:
 
 
 def two_steps_later(**options) -> tuple[Learner, list[Rollout]]:
-    """A learner after two steps, and replies from before them."""
     learner = Learner(lm(), **LARGE | options)
     old = learner.generate(QUERIES)
     for _ in range(2):

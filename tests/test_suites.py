@@ -24,7 +24,6 @@ GUESS = "GuessTheNumber-v0"
 
 
 def made(suite, game, **options):
-    """A world of a suite, if its package is installed."""
     pytest.importorskip(suite)
     return ENVS.find(suite)(game=game, **options)
 

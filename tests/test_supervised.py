@@ -26,7 +26,6 @@ def ids(text):
 
 
 def turns(row, *, tokenizer=None, **options):
-    """(prompt, action) of each turn of a row."""
     tokenizer = tokenizer or letters()
     (task,) = load_tasks([row], tokenizer, DataOptions(**options), with_replies=True)
     made = Demonstrations(tokenizer, STOP, options.get("loss_on") == "all", options.get("max_length"))

@@ -32,7 +32,6 @@ HERE = {"rouge": "letters:e", "1,2,3": "1", "ppo,nlpo,a2c": "ppo,a2c"}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with all the files and models that the page names."""
     folder = tmp_path_factory.mktemp("page")
     models(folder)
     (folder / "causal").rename(folder / "gpt2")

@@ -636,7 +636,6 @@ def each_letter(text: str) -> list[str]:
 
 # --- what each token adds ---------------------------------------------------------------------------------------------
 def spoken(text: str, *references: str, before: tuple[str, ...] = (), **turn) -> Rollout:
-    """A reply as the ids of `letters`, after turns with these texts."""
     turns = [Turn([3, 4], letters()(t).input_ids, **(turn if t is text else {})) for t in (*before, text)]
     return Rollout(Task("t/0", "x", references=references), 0, turns, [*before, text])
 
@@ -678,7 +677,6 @@ def test_a_choice_an_untrained_turn_and_an_abstention():
     calls = []
 
     def strict(rollouts):
-        """Abstains from texts of one letter."""
         calls.append(len(rollouts))
         scores = [Judgement(float(len(r.reply)), {"x": 1.0}, "fine", r.reply) for r in rollouts]
         return [None if len(r.reply) == 1 else s for r, s in zip(rollouts, scores, strict=True)]

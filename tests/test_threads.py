@@ -37,7 +37,6 @@ def halves(monkeypatch):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """The numbers of threads that were set."""
     counts, usual = [], torch.set_num_threads
     monkeypatch.setattr(torch, "set_num_threads", lambda n: (counts.append(n), usual(n)))
     return counts
@@ -112,7 +111,6 @@ class Echo(Turns):
 
 @contextmanager
 def computing(count):
-    """Other processes that compute."""
     with ExitStack() as stack:
         for _ in range(count):
             stack.callback(stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"])).kill)

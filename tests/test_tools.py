@@ -43,8 +43,6 @@ def tokenizer():
 
 
 def tool(name, work):
-    """A function of a text that a policy may call."""
-
     def called(text: str) -> str:
         return work(text)
 

@@ -13,7 +13,6 @@ from operant.tools.cli import main
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A job; and the run of one process, and that of two."""
     path = write_job(tmp_path_factory.mktemp("torchrun"))
     for name, ranks in (("one", 1), ("two", 2)):
         done = started(path, name, ranks)

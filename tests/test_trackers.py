@@ -34,7 +34,6 @@ NASTY = "a|b \\| <script>alert(1)</script>\n| x | `y|z` &amp; [l](http://x) ![i]
 
 @pytest.fixture(autouse=True)
 def without_settings(monkeypatch):
-    """Remove the settings and keys of the machine."""
     for name in [n for n in os.environ if n.startswith(("WANDB", "TRACKIO", "HF_TOKEN"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NETRC", os.devnull)

@@ -50,7 +50,6 @@ def test_a_reward_that_fails_once_changes_no_number(ahead, abstains, tmp_path):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """A whole run, with a checkpoint of every step."""
     return train(model(), TASKS, count_a, out=tmp_path_factory.mktemp("runs") / "plain", **SHORT)
 
 

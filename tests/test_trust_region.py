@@ -63,7 +63,6 @@ def test_products_are_those_of_the_dense_fisher_matrix(kind, tokens):
 
 
 def shrunken(kind, narrow):
-    """A model of a few hundred weights, in float64."""
     config = copy.deepcopy(lm(kind).config)
     for name, value in narrow.items():
         setattr(config, name, value)

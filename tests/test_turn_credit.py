@@ -34,7 +34,6 @@ def game(turns, *, end="world", group=0, fresh=False, keys=(), after=0.0) -> Rol
 
 
 def by_turn(batch: Batch, x: torch.Tensor, episode: int = 0) -> list[list[float]]:
-    """The numbers of each turn of an episode, in order of time."""
     rows = (batch.episodes == episode).nonzero().flatten()
     found = [(int(t), float(v)) for row in rows for t, v in zip(batch.turns[row], x[row], strict=True) if t >= 0]
     return [[v for t, v in found if t == turn] for turn in sorted({t for t, _ in found})]
@@ -80,7 +79,6 @@ def drawn_games(seed: int) -> list[Rollout]:
 
 
 def in_rows(rollout: Rollout) -> Rollout:
-    """The same episode with a whole new prompt for every turn."""
     return replace(rollout, turns=[replace(turn, prompt=[3, 4 + k]) for k, turn in enumerate(rollout.turns)])
 
 

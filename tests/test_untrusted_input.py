@@ -33,7 +33,6 @@ TINY = {"steps": 1, "batch": 4, "probes": 2, "max_tokens": 4, "epochs": 1, "mini
 
 
 def refused(work, *arguments, **named) -> str:
-    """The message of the error."""
     with pytest.raises(OperantError) as caught:
         work(*arguments, **named)
     message = str(caught.value)

@@ -16,7 +16,6 @@ from operant.training.update import NormRecorder
 
 
 def batch(**fields) -> Batch:
-    """One row of two actions."""
     ids = torch.tensor([[1, 2]])
     on, one = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, dtype=torch.long)
     return Batch(ids, on, on, torch.zeros(1, 2), one[None].expand(1, 2), one, one, torch.zeros(1)).with_(**fields)

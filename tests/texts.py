@@ -19,6 +19,5 @@ def mistyped(section):
 
 
 def write_rows(path, rows):
-    """Write a file of JSON lines; returns its path."""
     Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)

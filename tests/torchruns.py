@@ -24,7 +24,6 @@ optimizer: {lr: 1.0e-3, eps: 1.0}
 
 
 def started(folder: Path, out: str, ranks: int, *more: str) -> subprocess.CompletedProcess:
-    """A run from the command line, by one process or by several."""
     several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command = [sys.executable, *(several if ranks > 1 else []), "-m", "operant", "train"]
     given = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -34,7 +33,6 @@ def started(folder: Path, out: str, ranks: int, *more: str) -> subprocess.Comple
 
 
 def write_job(path: Path, more: str = "") -> Path:
-    """A model, tasks and a recipe, whose last lines are `more`."""
     on_disk(path / "model", lm("gpt2", vocab=len(letters()), spread=0.3))
     (path / "tasks.txt").write_text("\n".join(TASKS), encoding="utf-8")
     text = f"policy: {path / 'model'}\ntasks: {path / 'tasks.txt'}\nevaluate: {path / 'tasks.txt'}\n{OPTIONS}{more}"

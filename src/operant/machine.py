@@ -83,7 +83,6 @@ def size_gb() -> float:
 
 
 def command() -> str:
-    """The command line of this process."""
     return " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
 
 

@@ -134,7 +134,6 @@ def defaults(made: type | Callable | Factory) -> dict[str, object]:
 
 
 def _types(made: type | Callable | Factory) -> dict[str, object]:
-    """Map each option of a group to its type, if it has one."""
     if not isinstance(made, Factory):
         return typing.get_type_hints(made)
     make = made.make.__init__ if inspect.isclass(made.make) and not is_dataclass(made.make) else made.make

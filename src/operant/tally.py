@@ -77,12 +77,10 @@ class Histogram:
         return Histogram(width, start, tuple(np.bincount(places - start, self.counts).astype(int).tolist()))
 
     def as_plain(self) -> dict[str, object]:
-        """Return the histogram as a dictionary for JSON."""
         return {"width": self.width, "start": self.start, "counts": list(self.counts)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Histogram":
-        """Return the histogram of a dictionary from `as_plain`."""
         return cls(plain["width"], plain["start"], tuple(plain["counts"]))
 
 

@@ -78,7 +78,6 @@ class Watchdog:
             self._file.close()
 
     def _arm(self) -> None:
-        """Start the silence timer again."""
         faulthandler.dump_traceback_later(self.silence, exit=True, file=self._file or sys.stderr)
 
     def _watch(self) -> None:

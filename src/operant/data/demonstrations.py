@@ -135,7 +135,6 @@ class Demonstrations:
         return pairs
 
     def _turn(self, prompt: list[int], action: list[int]) -> Turn | None:
-        """The turn, cut to the longest row; None if nothing of the reply is left."""
         room = len(action) if self.longest is None else self.longest - (0 if self.encoder_decoder else len(prompt))
         if not prompt or not action or room < 1:
             return None

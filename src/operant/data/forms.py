@@ -105,7 +105,6 @@ def formed(
 
 
 def each_formed(rows: Iterable[tuple[int, object]], form: Form, source: str) -> Iterator[tuple[int | str, object]]:
-    """Each row as its form makes it, one by one."""
     for number, row in rows:
         if isinstance(row, Task):
             yield number, row
@@ -159,7 +158,6 @@ def place_of(number: int | str) -> str:
 
 
 def names_in(row: Row) -> str:
-    """The names of a row's fields, for errors."""
     return shown(", ".join(map(str, row)) or "none", 300)[1:-1]
 
 

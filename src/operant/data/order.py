@@ -36,7 +36,6 @@ class Order:
 
     @property
     def passes(self) -> float:
-        """Number of passes over the tasks so far."""
         return self.position / self.n
 
     def take(self, k: int) -> list[int]:
@@ -53,7 +52,6 @@ class Order:
 
     @property
     def left(self) -> list[int]:
-        """The indices that are not retired."""
         return [i for i in range(self.n) if i not in self.retired]
 
     def retire(self, indices: Iterable[int], least: int) -> None:

@@ -155,7 +155,6 @@ def _rollout(record: _Record, name: str, policy: TrainablePolicy, sampling: Samp
 
 
 def _record(number: int, row: object, name: str, *how: Any) -> _Record:
-    """The turns that have token ids; none where texts have to be tokenised."""
     where = f"{name}, {'line' if '.jsonl' in name else 'row'} {number + 1}"
     if not isinstance(row, Mapping):
         raise OperantError(f"{where} is {shown(row)}; a recorded conversation is an object")
@@ -230,7 +229,6 @@ def _version(record: _Record) -> int | None:
 
 
 def _notes(records: Sequence[_Record], again: Sequence[int], name: str) -> tuple[str, ...]:
-    """What is lost."""
     turns = [turn for record in records for turn in record.turns]
     later = [pair for record in records for pair in pairwise(record.turns)]
     unscored = sum(turn.logprobs is None for turn in turns)

@@ -338,11 +338,8 @@ def split_off(tasks: list[Task], part: float, seed: int) -> tuple[list[Task], li
     Raises: OperantError for tasks that are too few.
     """
     count = max(1, round(part * len(tasks)))
-    if count >= len(tasks):
-        raise OperantError(
-            f"evaluate={100 * part:g}%: of {len(tasks)} tasks none would be left to train on; give more tasks, or "
-            "name a file of held-out ones"
-        )
+    none = f"evaluate={100 * part:g}%: of {len(tasks)} tasks none would be left to train on"
+    require(count < len(tasks), f"{none}; give more tasks, or name a file of held-out ones")
     of_prompt: dict[str, list[str]] = {}
     for task in tasks:
         of_prompt.setdefault(str(task.prompt) if task.scores else f"id {task.id}", []).append(task.id)

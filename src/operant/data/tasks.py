@@ -32,7 +32,6 @@ MARGIN = 16
 
 
 def _range(tokens: int | str) -> tuple[int, int] | None:
-    """The ends of a range such as 2-8; None for what is none."""
     match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", str(tokens))
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     return (low, high) if 1 <= low <= high else None
@@ -413,10 +412,10 @@ def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:
     settings = {
         "not empty": f"the field {options.text_field!r} is empty everywhere",
         "length in characters": f"loosen min_chars={options.min_chars}, max_chars={options.max_chars}",
-        "length in tokens": f"loosen query_tokens={options.query_tokens}: every text is shorter",
+        "length in tokens": f"loosen query_tokens={options.query_tokens}: every text is shorter"
+        if options.query_tokens is not None
+        else "the tokenizer makes no token of these texts: is it that of the model?",
     }
-    if options.query_tokens is None:
-        settings["length in tokens"] = "the tokenizer makes no token of these texts: is it that of the model?"
     guilty = next(step for step in settings if not passed[step])
     left = ", ".join(f"{passed[step]} after {step!r}" for step in settings)
     return f"tasks of {name}: none of {rows} rows passes the filters ({left}); {settings[guilty]}"

@@ -178,7 +178,6 @@ def prepared(metrics: Sequence[EvaluationMetric], tasks: Sequence[Task], *, alon
 
 
 def measure(metrics: Sequence[EvaluationMetric], rollouts: list[Rollout]) -> Measured:
-    """Call the metrics."""
     of_replies: dict[str, list[float | None]] = {}
     of_all: dict[str, float] = {}
     for metric in metrics:

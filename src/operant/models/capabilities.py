@@ -151,7 +151,6 @@ def feed(policy: HiddenStates, row: list[int]) -> dict[str, Tensor]:
 
 
 def _padded(policy: HiddenStates, rows: list[list[int]]) -> list[Tensor]:
-    """The states at the ends of rows that are padded on the right."""
     tokens, mask = layout.pad(rows, "right", policy.device)
     kwargs, ends = {"input_ids": tokens}, mask.sum(1) - 1
     if policy.encoder_decoder:

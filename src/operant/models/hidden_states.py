@@ -244,7 +244,6 @@ class HiddenStates(nn.Module):
         return self.modes.packed and batch.choices is None and self.packing.pays(mask)
 
     def _row_by_row(self, batch: Batch) -> bool:
-        """Whether each row has to be computed by itself."""
         return len(batch) > 1 and not self.modes.padded and not self.packs(batch)
 
     def blocks(self) -> list[nn.ModuleList]:
@@ -285,5 +284,4 @@ class HiddenStates(nn.Module):
         return self._evaluated().get_encoder()(input_ids=ids, attention_mask=mask)
 
     def _evaluated(self) -> LanguageModel:
-        """The model in evaluation mode, also where someone has called train() on it."""
         return self.model.eval() if self.model.training else self.model

@@ -280,7 +280,6 @@ def divergence(p: Tensor, q: Tensor, kind: str = "reverse") -> Tensor:
 
 
 def _between(p: Tensor, q: Tensor) -> Tensor:
-    """The log-probabilities of the mixture of two distributions in equal parts."""
     return torch.logaddexp(p, q) - math.log(2)
 
 

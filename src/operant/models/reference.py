@@ -97,7 +97,6 @@ class PolicyCopy:
             self.shards.free()
 
     def _module(self, policy: Policy) -> nn.Module:
-        """What is copied of a policy: its language model, or all of it."""
         return policy if self._values else policy.model
 
     def own(self) -> dict[str, torch.Tensor]:

@@ -86,7 +86,6 @@ def look_up(embedding: Any, input: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _try(model: LanguageModel, embedding: Any) -> None:
-    """Compare the logits for virtual tokens given by id and as vectors."""
     ids = torch.tensor([[*embedding.soft_prompt.ids[:2], 0, 1]], device=embedding.weight.device)
     more = {"decoder_input_ids": ids[:, -1:]} if model.config.is_encoder_decoder else {}
     try:

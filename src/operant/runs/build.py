@@ -251,7 +251,6 @@ def _recorded(config: Config, learner: Learner) -> RecordedReplies:
 
 
 def _rows(config: Config, most: int = 1) -> DataOptions:
-    """What reads the first rows of a source alone."""
     return replace(config.data, query_tokens=None, limit=min(most, config.data.limit or most), shuffle=False)
 
 

@@ -82,7 +82,6 @@ def check_env(
 
 
 def _same_games(env: Env, split: Literal["train", "test"]) -> list[Task]:
-    """The world's own tasks."""
     games, again = own_games(env, split), own_games(env, split)
     if games != again:
         pairs = zip_longest(games, again)

@@ -459,7 +459,6 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
 
 
 def _check_best(train: TrainOptions, evaluation: EvaluationOptions) -> None:
-    """Refuse a `best` that the run does not measure."""
     if train.best is None:
         return
     name, chosen = train.best.removeprefix("-"), [f"evaluate/{metric}" for metric in metric_names(evaluation.metrics)]

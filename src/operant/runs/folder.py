@@ -312,7 +312,6 @@ def _discard(path: Path) -> None:
 
 
 def as_line(record: Mapping[str, object]) -> str:
-    """A step as a line of JSON."""
     return atomic_io.strict_json(record) + "\n"
 
 
@@ -323,7 +322,6 @@ def _write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def as_parquet(rows: Sequence[Mapping[str, object]]) -> bytes:
-    """The bytes of a Parquet file with these rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -89,7 +89,6 @@ class OwnPlayer:
             raise OperantError(f"player {shown(name)} has no act(state, game, chance), which returns the next command")
 
     def act(self, state: GameState, game: Game, chance: random.Random) -> str:
-        """Its next command."""
         with of_user(f"player {shown(self.name)} raised "):
             command = self.player.act(state, game, chance)
         require(isinstance(command, str), f"player {shown(self.name)} returned {shown(command)}; a command is a text")
@@ -97,7 +96,6 @@ class OwnPlayer:
 
 
 def player_names() -> list[str]:
-    """The names of players that are no models."""
     return [name for name in PLAYERS.names() if name != "fixed"]  # it replays commands, which no option gives
 
 

@@ -74,7 +74,6 @@ def name_of(spec: object, reward: RewardFn) -> str:
 
 
 def part(run: Mapping[str, Any], group: str) -> Mapping[str, Any]:
-    """A group of a run's options; empty if it has none."""
     return run.get(group) or {}
 
 

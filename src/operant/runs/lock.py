@@ -70,7 +70,6 @@ def release(lock: Path) -> None:
 
 
 def _try(lock: Path) -> tuple[bool, Owner | None]:
-    """Take the lock if it is free; return whether it was, and what was in it."""
     kernel = FileLock(lock, blocking=False, thread_local=False, fallback_to_soft=False)
     with atomic_io.explained(lock):
         try:

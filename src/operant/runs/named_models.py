@@ -116,7 +116,6 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 
 def checkpoint_of(folder: Path, step: int) -> Path:
-    """The checkpoint of `step` of a run, of either kind."""
     path = next(filter(Path.is_dir, (path_of(folder / "checkpoints", kind, step) for kind in KINDS)), None)
     if path is None:
         known = ", ".join(map(str, checkpoint_steps(folder)[-20:])) or "none"

@@ -248,5 +248,4 @@ def held_out_source(tasks: object, evaluate: object, options: Mapping[str, objec
 
 
 def _bound(function: Callable[..., Any], options: Mapping[str, object]) -> Callable[..., Any]:
-    """The function with its options, under its own name."""
     return update_wrapper(partial(function, **options), function) if options else function

@@ -116,7 +116,6 @@ def _load(
 
 
 def _discard(folder: RunFolder) -> None:
-    """Delete the folder of a new run, which holds no results yet."""
     folder.close()
     shutil.rmtree(folder.path, ignore_errors=True)
     with suppress(OSError):

@@ -86,7 +86,6 @@ class Console:
             self._print("  ".join([f"step {step}/{self.total}", *numbers, clock]))
 
     def line(self, step: int, metrics: Mapping[str, float]) -> tuple[list[str], str]:
-        """The main numbers of a step, and the time that is left."""
         now = time.monotonic()
         if self._begin is None:  # a resumed run does not begin at step 1
             self._begin = step - 1, now - metrics.get("time/step", 0.0)

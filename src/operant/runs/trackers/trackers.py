@@ -149,7 +149,6 @@ class Trackers:
             self.warn(f"{part} can be written again")
 
     def _track(self, call: Callable[[Tracker], None]) -> None:
-        """Call every tracker, and drop one that raises."""
         for tracker in list(self.active):
             try:
                 call(tracker)

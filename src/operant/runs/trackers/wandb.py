@@ -33,7 +33,6 @@ class WandB(ExternalTracker):
         self._run: Any = None
 
     def begin(self, config: Mapping[str, object]) -> None:
-        """Begin or continue the run; it is kept offline if W&B does not answer."""
         self.state.setdefault("id", secrets.token_hex(4))
         hooks = sys.exit, sys.excepthook
         try:

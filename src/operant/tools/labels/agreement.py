@@ -177,9 +177,8 @@ def win_rates(store: Store) -> list[dict[str, str]]:
         known = enumerate(zip(of_replies, scores_of(label.answer, len(item.replies))))
         judged = [(source, place, x) for place, (made_by, x) in known if x is not None for source in made_by]
         sources |= dict.fromkeys(source for made_by in of_replies for source in made_by)
-        first = next(iter(sources), None)
+        first, picked = next(iter(sources), None), "best" in label.answer  # which says nothing of two others
         mine = [(place, x) for source, place, x in judged if source == first]
-        picked = "best" in label.answer  # which says nothing of two others
         for source, place, x in judged:
             if source != first:
                 told = [y for at, y in mine if at == place or not (picked and x == y)]

@@ -52,7 +52,6 @@ def rows(store: Store, form: str, skips: bool = False) -> Iterator[dict[str, obj
 
 
 def is_empty(reply: Content) -> bool:
-    """Whether a reply has no text, so that nothing can be learned from it."""
     return not reply or (isinstance(reply, str) and not reply.strip())
 
 

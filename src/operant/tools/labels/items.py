@@ -112,7 +112,6 @@ def items_of(rows: Iterable[tuple[object, str]]) -> list[Item]:
 
 
 def merge(known: dict[str, tuple[Item, str]], item: Item, where: str) -> None:
-    """Add an item, or its labels to the same item."""
     other, there = known.setdefault(item.id, (item, where))
     if other is item:
         return
@@ -181,7 +180,6 @@ def as_text(value: Content) -> str:
 
 
 def name_of_labeller(value: object) -> str:
-    """A name in one form."""
     name = " ".join(value.split()) if isinstance(value, str) else ""
     if not 0 < len(name) <= 60 or not name.isprintable():
         raise OperantError(f"{shown(value)} is no name of a labeller: type 1 to 60 letters")

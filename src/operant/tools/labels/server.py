@@ -106,7 +106,6 @@ class LabelServer(Listener):
             raise RefusedError(415, "send JSON")
 
     def answer(self, path: str, body: bytes) -> dict[str, object]:
-        """The answer to a POST that `check` let pass. Raises: RefusedError."""
         try:
             asked = json.loads(body)
             if not isinstance(asked, dict):

@@ -79,9 +79,7 @@ class Store:
     The methods may be called from any thread.
     """
 
-    def __init__(
-        self, path: str | Path, *, kind: str | None = None, overlap: int | None = None, create: bool = True
-    ) -> None:
+    def __init__(self, path: str | Path, *, kind: str | None = None, overlap: int | None = None, create: bool = True):
         self.path, self._lock = Path(path), threading.RLock()
         require(kind is None or kind in KINDS, f"kind={shown(kind)}: it must be {', '.join(KINDS)}")
         if overlap is not None and overlap < 1:
@@ -96,9 +94,7 @@ class Store:
                 why = (error.strerror or str(error)).lower()
                 raise OperantError(f"cannot write {self.path}: {why}; choose another place for the database") from error
         with self._explained():
-            self._connection = sqlite3.connect(
-                self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
+            self._connection = sqlite3.connect(self.path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)
             try:
                 self._prepare(kind, overlap)
             except BaseException:
@@ -106,7 +102,6 @@ class Store:
                 raise
 
     def _prepare(self, kind: str | None, overlap: int | None) -> None:
-        """Check that the file is ours, and make the tables of a new one."""
         self._connection.execute("PRAGMA foreign_keys = ON")
         self._connection.execute("PRAGMA synchronous = FULL")
         version, application = (self._value(f"PRAGMA {name}") for name in ("user_version", "application_id"))
@@ -249,8 +244,7 @@ class Store:
         return found[0].item if found else None
 
     def last(self, labeller: str) -> Label | None:
-        found = self._labels("SELECT * FROM current", "labeller = ? ORDER BY number DESC LIMIT 1", labeller)
-        return found[0] if found else None
+        return next(iter(self._labels("SELECT * FROM current", "labeller = ? ORDER BY number DESC", labeller)), None)
 
     def labels(self) -> list[Label]:
         """Every label that counts: of each labeller of an item the last one, if it is not withdrawn."""
@@ -276,8 +270,7 @@ class Store:
 
         The labels may come from a server in this process or another one. poll: seconds between two looks.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        seen = None
+        end, seen = None if timeout is None else time.monotonic() + timeout, None
         while True:
             version = (self._value("PRAGMA data_version"), self._connection.total_changes)
             if version != seen:
@@ -289,7 +282,6 @@ class Store:
             time.sleep(poll if end is None else max(0.0, min(poll, end - time.monotonic())))
 
     def lacking(self, ids: Collection[str], count: int) -> list[str]:
-        """The items that fewer than `count` people have labelled or skipped."""
         skips = Counter(label.item for label in self.skipped())
         return [item_id for item_id in ids if len(self.labels_of(item_id)) + skips[item_id] < count]
 
@@ -312,7 +304,6 @@ class Store:
             return self._value("SELECT id FROM items WHERE number = ?", number)
 
     def show(self, item_id: str, labeller: str) -> None:
-        """Reserve an item for a labeller, as `next_item` does: they see it again."""
         with self._writing():
             values = (labeller, now(), item_id)
             self._connection.execute("INSERT OR REPLACE INTO shown SELECT number, ?, ? FROM items WHERE id = ?", values)
@@ -327,9 +318,10 @@ class Store:
         waiting = [row["number"] for row in gold if not row["done"]]
         if not waiting:
             return None
-        ordinary = "SELECT count(*) FROM current WHERE labeller = ? AND item IN "
-        ordinary += "(SELECT number FROM items WHERE gold IS NULL)"
-        done, behind = self._value(ordinary, labeller), len(gold) - len(waiting)
+        others = (
+            "SELECT count(*) FROM current WHERE labeller = ? AND item IN (SELECT number FROM items WHERE gold IS NULL)"
+        )
+        done, behind = self._value(others, labeller), len(gold) - len(waiting)
         left = self._value(f"{FREE} SELECT count(*) FROM free", self._about(labeller))
         chance = random.Random(f"{labeller}/{behind}")
         due = (behind + chance.random()) * (done + left) / len(gold)
@@ -341,15 +333,12 @@ class Store:
         gold = "SELECT count(*) FROM items WHERE gold IS NOT NULL AND closed IS NULL "
         gold += "AND number NOT IN (SELECT item FROM mine)"
         left = self._value(f"{FREE} SELECT (SELECT count(*) FROM free) + ({gold})", self._about(labeller))
-        rows = self._rows(
-            "SELECT seconds FROM current WHERE labeller = ? AND seconds IS NOT NULL ORDER BY number DESC LIMIT 20",
-            labeller,
-        )
+        newest = "SELECT seconds FROM current WHERE labeller = ? AND seconds IS NOT NULL ORDER BY number DESC LIMIT 20"
+        rows = self._rows(newest, labeller)
         seconds = median(row["seconds"] for row in rows) * left if rows else None
         return LabellerProgress(done, left, seconds)
 
     def close(self) -> None:
-        """Close the file. Everything is on the disk already."""
         with self._lock, suppress(sqlite3.Error):
             self._connection.close()
 

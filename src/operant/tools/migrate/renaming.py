@@ -212,7 +212,6 @@ def _ppo(found: Renamed, left: dict[str, str]) -> None:
 
 
 def _times(a: str, b: str) -> str:
-    """Code of a product."""
     x, y = literal(a), literal(b)
     if isinstance(x, int) and isinstance(y, int):
         return str(x * y)
@@ -285,7 +284,6 @@ def _length_of_trlx(found: Renamed, left: dict[str, str]) -> None:
 
 
 def _one(found: Renamed, name: str, code: str, system: str) -> None:
-    """Rename one option."""
     value, algorithm = literal(code), found.algorithm
     match name:
         case _ if value is None or (system, name) in IDLE or (name in ("bf16", "fp16") and value is False):

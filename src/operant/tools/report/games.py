@@ -34,7 +34,6 @@ class GameGroup(TypedDict):
 
 
 def groups(folder: Path) -> list[GameGroup]:
-    """List the groups of games of a run in order of time, without their games."""
     paths = parquet.steps(folder / "rollouts")
     has = any("game" in (Reader()(parquet.names, paths[step]) or ()) for step in spread(list(paths), GROUPS))
     steps: list[GameGroup] = [{"label": f"step {step}", "step": step} for step in paths] if has else []

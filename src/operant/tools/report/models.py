@@ -94,7 +94,6 @@ class Compared:
         return [[score for score in of_task if score is not None] for of_task in scores]
 
     def tokens(self, place: int) -> float:
-        """Mean length of a model's replies, in its own tokens."""
         return statistics.fmean(reply.tokens for replies in self.replies[place] for reply in replies)
 
     def table(self) -> list[dict[str, str]]:

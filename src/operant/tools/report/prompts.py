@@ -119,7 +119,6 @@ def measured(setting: Classification, text: str, ids: Sequence[int], source: str
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """What a run has found; None if it has no `prompts.json`."""
     return read_json(folder / FILE) or None
 
 

@@ -109,7 +109,6 @@ def probes(folder: Path, read: Reader, most: int | None = None) -> dict[str, Any
 
 
 def last_replies(table: "pa.Table") -> dict[str, dict[str, object]]:
-    """Return by task the last reply of the first attempt."""
     answers: dict[str, dict[str, object]] = {}
     for row in table.to_pylist():
         known = answers.get(row["task"])
@@ -250,7 +249,6 @@ class Index:
         return answer | {"total": found.num_rows, "rows": rows}
 
     def _refresh(self) -> None:
-        """Read the files that are new or have changed, and drop those that are gone."""
         files = {}
         for step, path in parquet.steps(self._folder).items():
             stamp, file = parquet.stamp(path), self._files.get(step)

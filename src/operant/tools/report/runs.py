@@ -99,7 +99,6 @@ def is_sweep(place: str | Path) -> bool:
 
 
 def expand(places: Sequence[str | Path]) -> list[Path]:
-    """Replace each sweep folder by its run folders."""
     found: list[Path] = []
     for place in map(Path, places):
         inner = sorted(path.parent for path in place.glob("*/config.yaml"))
@@ -143,7 +142,6 @@ def read_runs(places: Sequence[str | Path]) -> list[RunRecord]:
 
 
 def swept(places: Sequence[str | Path]) -> list[str]:
-    """List the swept options where the only folder is a sweep, else none."""
     if len(places) != 1 or not is_sweep(places[0]):
         return []
     return [name for name in read_sweep(Path(places[0]))["axes"] if name != SEED]

@@ -223,7 +223,6 @@ class _Handler(Responder):
         self.respond(status, text, f"{kind}; charset=utf-8", **_HEADERS)
 
     def do_POST(self) -> None:
-        """Refuse any method but GET."""
         self.close_connection = True  # the body is not read
         body = as_json({"error": f"{self.command} is not supported; use GET"})
         self.respond(405, body, "application/json; charset=utf-8", **_HEADERS, Allow="GET")

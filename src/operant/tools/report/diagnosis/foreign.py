@@ -94,7 +94,6 @@ def audit_log(path: str | Path) -> Audit:
 
 
 def markdown() -> str:
-    """The table of what other libraries call the metrics, for the page."""
     lines = ["| library | there | here | what differs |\n|---|---|---|---|\n"]
     for library in LIBRARIES.values():
         differs = library["differs"]

@@ -51,7 +51,6 @@ def read_log(path: str | Path) -> list[Row]:
 
 
 def _file(path: Path) -> Path:
-    """The log that a path names: of a folder, the newest one in it."""
     if path.is_dir():
         for pattern in PATTERNS:
             if found := sorted(path.glob(pattern), key=lambda file: file.stat().st_mtime):
@@ -72,7 +71,6 @@ def _flat(record: Mapping[str, object], before: str = "") -> Iterator[tuple[str,
 
 
 def _number(value: object) -> float | None:
-    """A number, also one in a text, as `np.float64(0.5)` or `1e-05`."""
     if isinstance(value, str):
         value = re.sub(r"^np\.\w+\((.*)\)$", r"\1", value.strip())
     with suppress(TypeError, ValueError):
@@ -139,7 +137,6 @@ def _text(file: Path) -> Iterator[Mapping[str, object]]:
 
 
 def _wandb(file: Path) -> Iterator[Mapping[str, object]]:
-    """The history of a local file of W&B, which its service would send."""
     with extra(f"reading {file} needs wandb", "wandb"):
         from wandb.proto import wandb_internal_pb2
     data, place, whole = file.read_bytes(), 7, b""

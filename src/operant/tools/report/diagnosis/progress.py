@@ -200,9 +200,8 @@ def _training_reward(history: History, spread: float, won: bool) -> RewardChange
         variance += (summed**0.5 / len(part)) ** 2
     label, error = "success rate" if won else "reward", max(error or 0.0, variance**0.5)
     ends, means = (_span(first), _span(last)), [m[name] for m in steps]
-    relative = not won and spread > 0 and max(means) - min(means) <= 1e-6 * spread
-    change = RewardChange(label, before, after, error, spread, freedom, confidence=OFTEN, share=won, steps=ends)
-    return replace(change, relative=relative)
+    same = not won and spread > 0 and max(means) - min(means) <= 1e-6 * spread
+    return RewardChange(label, before, after, error, spread, freedom, False, OFTEN, won, same, ends)
 
 
 def _span(steps: Sequence[Mapping[str, object]]) -> str:

@@ -136,7 +136,6 @@ def _external_cause(history: History, gap: float, padded: float) -> tuple[str, s
 
 
 def _own_cause(history: History) -> tuple[str, str]:
-    """Return cause and remedy for replies that operant generated itself."""
     off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     on = {n: history.option(f"sampling.{n}") for n in off if history.option(f"sampling.{n}", off[n]) != off[n]}
     if on:

@@ -97,7 +97,6 @@ def one_word(history: History) -> Finding | None:
 
 
 def _reward_cause(history: History, cause: str) -> str:
-    """Return `cause`, which blames the reward, unless the reward did not rise."""
     score = progress(history)
     if score is None or (score.rise > 0 and score.beyond_noise):
         return cause

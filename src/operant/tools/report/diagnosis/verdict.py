@@ -83,5 +83,4 @@ def short_verdict(history: History, findings: Sequence[Finding]) -> str:
 
 
 def _worst(findings: Sequence[Finding]) -> Finding | None:
-    """The worst finding, without `flat`, which the verdict covers."""
     return next((f for f in findings if f.level != "note" and f.name != "flat"), None)
