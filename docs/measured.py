@@ -886,7 +886,8 @@ def kl_frontier() -> str:
     results: Any = _read("kl-frontier.json")
     if not results:
         return NOTHING
-    table = "| KL is charged as | " + " | ".join(("lowest", "", "middle", "", "highest")) + " |\n|---|---|---|---|---|---|\n"
+    head = " | ".join(("lowest", "", "middle", "", "highest"))
+    table = f"| KL is charged as | {head} |\n|---|---|---|---|---|---|\n"
     for way, name in PRICES.items():
         cells = []
         for value in sorted({row["value"] for row in results["rows"] if row["way"] == way}):
