@@ -86,6 +86,7 @@ def test_the_last_label_counts_and_everything_stays_in_the_history(store):
     store.add_label("i0", "ben", None)
     assert [(label.labeller, label.answer) for label in store.labels_of("i0")] == [("anna", {"best": 1})]
     assert store.undo("anna", first.number) is None, "it counts no longer"
+    assert (store.last("anna").answer, store.last("ben").answer) == ({"best": 1}, {}), "the newest of each"
     assert store.undo("ben", store.last("anna").number) is None, "another one's"
     assert store.undo("anna", store.last("anna").number) == "i0"
     assert store.labels() == store.labels_of("i0") == [] and store.last("anna") is None

@@ -42,7 +42,6 @@ class Humans:
         self._store: Store | None = None
 
     def check(self) -> None:
-        """Open the database. Raises: OperantError if that is impossible."""
         self._open()
 
     def for_held_out(self) -> RewardFn:
@@ -98,8 +97,7 @@ class Humans:
             print(f"{len(ids)} items wait for labels: operant label {self.path}", file=sys.stderr)
         while left > 0 and (lacking := store.lacking(ids, self.labellers)):
             if stop_asked.is_set():
-                waited = f"stopped while {len(lacking)} of {len(ids)} items waited for labels"
-                raise OperantError(f"{waited}: a resumed run asks for them again, and keeps the others")
+                raise OperantError(f"stopped while {len(lacking)} of {len(ids)} items waited for labels: resume later")
             given, left = store.wait(ids, count=self.labellers, timeout=POLL), left - POLL
             beat()  # people are slow, and the run does not hang
         store.close_items(name for name, labels in given.items() if len(labels) < self.labellers)

@@ -94,7 +94,9 @@ class Store:
                 why = (error.strerror or str(error)).lower()
                 raise OperantError(f"cannot write {self.path}: {why}; choose another place for the database") from error
         with self._explained():
-            self._connection = sqlite3.connect(self.path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            self._connection = sqlite3.connect(
+                self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
             try:
                 self._prepare(kind, overlap)
             except BaseException:
@@ -244,14 +246,14 @@ class Store:
         return found[0].item if found else None
 
     def last(self, labeller: str) -> Label | None:
-        return next(iter(self._labels("SELECT * FROM current", "labeller = ? ORDER BY number DESC", labeller)), None)
+        found = self._labels("SELECT * FROM current", "labeller = ? ORDER BY number DESC LIMIT 1", labeller)
+        return found[0] if found else None
 
     def labels(self) -> list[Label]:
         """Every label that counts: of each labeller of an item the last one, if it is not withdrawn."""
         return self._labels("SELECT * FROM current", "action = 'label' ORDER BY number")
 
     def labels_of(self, item_id: str) -> list[Label]:
-        """The labels of an item that count, at most one of each labeller."""
         number = "(SELECT number FROM items WHERE id = ?)"
         newest = f"(SELECT max(number) FROM labels WHERE item = {number} GROUP BY labeller)"
         return self._labels("SELECT * FROM labels", f"number IN {newest} AND action = 'label' ORDER BY number", item_id)
