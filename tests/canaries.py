@@ -25,7 +25,6 @@ def learner(kind="gpt2", **more):
 
 
 def shuffled(step, scores):
-    """The same scores, each given to another reply."""
     shift = 1 + counter(5, step) % (len(scores) - 1)
     return scores[shift:] + scores[:shift]
 
