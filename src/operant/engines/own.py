@@ -12,7 +12,7 @@ class OwnEngine:
     """Calls `policy.generate`. `policy` is the policy in training, so `sync` copies no weights."""
 
     def __init__(self, policy: PolicyBase):
-        if not isinstance(policy, PolicyBase) or type(policy).generate is PolicyBase.generate:
+        if not hasattr(policy, "generate") or type(policy).generate is PolicyBase.generate:
             raise OperantError(f"policy {type(policy).__name__} lacks a method `generate`: write it, or name an engine")
         self.sync(policy, policy.version)
 

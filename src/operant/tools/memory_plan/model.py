@@ -138,7 +138,7 @@ class MemoryModel:
         before = self.memory.peak().now
         out = self.policy.model(**self._ids(rows, prompt, 1), use_cache=True)
         prefill, cache = self.memory.most - before, cache_of(out)
-        layers: Sequence[Any] = cache.self_attention_cache.layers if self.policy.encoder_decoder else cache.layers
+        layers: Sequence[Any] = (cache.self_attention_cache if hasattr(cache, "self_attention_cache") else cache).layers
         cached = bytes_of(tensor for layer in layers for tensor in (layer.keys, layer.values))
         grown = reply if self.policy.encoder_decoder else (prompt + reply) / max(prompt, 1)
         return {"cache": cached * grown, "sampling": max(prefill - cached, 24.0 * rows * self.policy.vocabulary)}
