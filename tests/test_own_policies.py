@@ -9,7 +9,18 @@ from cases import cases
 from torch import nn
 from toys import lm
 
-from operant import Completion, Learner, OperantError, Outputs, PolicyBase, Sampling, ValueOptions, load_policy, train
+from operant import (
+    Completion,
+    Learner,
+    OperantError,
+    Outputs,
+    Policy,
+    PolicyBase,
+    Sampling,
+    ValueOptions,
+    load_policy,
+    train,
+)
 from operant.engines.own import OwnEngine
 from operant.models import base
 from operant.models.adapters import LoraOptions
@@ -62,6 +73,17 @@ def test_a_table_trains_exports_loads_and_resumes_exactly(tmp_path):
     for folder in (tmp_path / "whole/export", export(Valued(), tmp_path / "from Python")):
         with pytest.raises(OperantError, match="not installed under that name"):
             load_policy(folder)
+
+
+def test_a_policy_of_transformers_may_have_a_generate_of_its_own():
+    def given(prompt):
+        return Completion(prompt[:1], [0.0], None, "length", 0)
+
+    policy = load_policy(lm(), device="cpu")
+    with pytest.raises(OperantError, match="policy Policy lacks a method `generate`"):
+        OwnEngine(policy)
+    policy.__class__ = type("Repeating", (Policy,), {"generate": lambda self, prompts, *_: [given(p) for p in prompts]})
+    assert [made.action for made in OwnEngine(policy).generate([[3], [5]], PURE, [0, 1])] == [[3], [5]]
 
 
 def test_an_installed_policy_is_made_again_from_its_export(tmp_path, monkeypatch):
