@@ -255,6 +255,8 @@ CASES = {
 
 # --- rewards that report what they see --------------------------------------------------------------------------------
 def knows_torch(rollouts):
+    import operant.rewards.text_scores  # noqa: F401  whose `references` a user's reward calls
+
     return [float("torch" in sys.modules) for _ in rollouts]
 
 

@@ -15,10 +15,11 @@ from toys import letters, lm
 
 from operant import Completion, Judgement, Learner, OperantError, Rollout, Sampling, Task, Turn, isolated, train
 from operant.envs import for_evaluation
+from operant.metrics.collect import MOST, reward_metrics
 from operant.metrics.rollout_table import as_rows
 from operant.rewards import judge
 from operant.rewards.combine import minus_query, weighted
-from operant.rewards.evaluate import LONGEST, MOST, Judged, Remark, reward_metrics
+from operant.rewards.evaluate import LONGEST, Judged, Remark
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.feedback import Feedback
 from operant.rollouts.play import play

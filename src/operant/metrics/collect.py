@@ -3,7 +3,7 @@
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import Any
 
@@ -12,12 +12,15 @@ from torch import Tensor
 
 from operant import distributed
 from operant.objectives.kl import estimate
+from operant.rewards.evaluate import Judged
 from operant.rewards.words import words
 from operant.tally import ROUNDING, Tally
 from operant.types import Batch, Outputs, Rollout
 
 BYTES = "rollout/bytes"
 """Tally entry: bytes of text per action. It is not logged, but converts a loss to bits per byte."""
+MOST = 20
+"""Outcome classes that are counted apart. The others, the rarer ones, count together as `other`."""
 GROUPS = 8
 """The least number of queries for `query_share`."""
 BLOCKS, GRADIENTS = "blocks/", "gradients/"
@@ -264,3 +267,31 @@ def finish(tally: Tally) -> dict[str, float]:
         if f"value/{error}" in metrics and variance:
             metrics[f"value/{name}"] = 1 - metrics[f"value/{error}"] / variance
     return metrics
+
+
+def reward_metrics(judged: Judged, before: Mapping[str, float] | None = None) -> dict[str, float]:
+    """The metrics of the reward's named parts, if there are several, and of outcomes, over all ranks.
+
+    before: the metrics of the step before, whose outcome classes are counted again. Every rank must call.
+    """
+    tally = Tally()
+    judged.report(tally)
+    metrics = distributed.pool(tally).result()
+    count = distributed.total_float(float(len(judged.scores)))
+    several = sum(name.endswith("/abstained") for name in metrics) > 1
+    counts = {name.removeprefix("outcome/"): n for name, n in metrics.items() if name.startswith("outcome/")}
+    known = [name.removeprefix("outcome/") for name in before or () if name.startswith("outcome/")]
+    kept = {n: x for n, x in metrics.items() if n.startswith("reward/" if several else "reward/outcome/")}
+    return kept | {f"outcome/{name}": share for name, share in outcome_shares(counts, count, known).items()}
+
+
+def outcome_shares(counts: Mapping[str, float], total: float, known: Iterable[str] = ()) -> dict[str, float]:
+    """The share of `total` samples in each outcome class: of the `known` ones, then of the most frequent.
+
+    At most `MOST` classes are named; the shares of all others are added up as `other`.
+    """
+    ranked = dict.fromkeys([*known, *sorted(counts, key=lambda name: (-counts[name], name))])
+    named = [name for name in ranked if name != "other"][:MOST]
+    shares = {name: counts.get(name, 0.0) / (total or 1.0) for name in named}
+    rest = sum(n for name, n in counts.items() if name not in shares)
+    return shares | ({"other": rest / total} if rest or "other" in ranked else {})

@@ -13,16 +13,17 @@ out). One sample's outcome is a `SampleResult`, a batch's is a `Judged`.
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from operant import distributed
 from operant.rollouts.answers import heard
 from operant.sandbox import reward_call
 from operant.sandbox.serialise import FIELDS, is_judgement
-from operant.tally import Tally
 from operant.types import Judgement, OperantError, RewardFn, Rollout, Total, describe_error, name_of, require, shown
+
+if TYPE_CHECKING:
+    from operant.tally import Tally
 
 Value = TypeVar("Value")
 Outcome = Literal["ok", "error", "timeout", "abstain", "unjudged"]
@@ -34,8 +35,6 @@ WORLD = "world"
 """Name of the reward's part that the environment pays."""
 LONGEST = 1000
 """Characters of a message that are kept."""
-MOST = 20
-"""Outcome classes that are counted apart. The others, the rarer ones, count together as `other`."""
 LARGEST = 1e18
 """The largest size of a score: its square, summed over a batch, is a float32."""
 
@@ -111,7 +110,7 @@ class Judged:
         """The same for `count` rollouts, of which the last ones, demonstrations, are not judged."""
         return self.at([*range(len(self.scores)), *[None] * (count - len(self.scores))])
 
-    def report(self, tally: Tally) -> None:
+    def report(self, tally: "Tally") -> None:
         """Add the mean, spread and abstentions of each named part to `tally`, and the count of each outcome and class.
 
         An outcome here is that of judging: a score, an error, a timeout, an abstention. The class is the reward's own.
@@ -218,37 +217,6 @@ def judged_of(results: Sequence[SampleResult], scores: list[Total], name: str) -
 def joined_remarks(remarks: Sequence[Remark]) -> Remark:
     classes = tuple(c for remark in remarks for c in remark.classes)
     return Remark(classes, "\n".join(remark.message for remark in remarks if remark.message))
-
-
-# --- metrics ----------------------------------------------------------------------------------------------------------
-
-
-def reward_metrics(judged: Judged, before: Mapping[str, float] | None = None) -> dict[str, float]:
-    """The metrics of the reward's named parts, if there are several, and of outcomes, over all ranks.
-
-    before: the metrics of the step before, whose outcome classes are counted again. Every rank must call.
-    """
-    tally = Tally()
-    judged.report(tally)
-    metrics = distributed.pool(tally).result()
-    count = distributed.total_float(float(len(judged.scores)))
-    several = sum(name.endswith("/abstained") for name in metrics) > 1
-    counts = {name.removeprefix("outcome/"): n for name, n in metrics.items() if name.startswith("outcome/")}
-    known = [name.removeprefix("outcome/") for name in before or () if name.startswith("outcome/")]
-    kept = {n: x for n, x in metrics.items() if n.startswith("reward/" if several else "reward/outcome/")}
-    return kept | {f"outcome/{name}": share for name, share in outcome_shares(counts, count, known).items()}
-
-
-def outcome_shares(counts: Mapping[str, float], total: float, known: Iterable[str] = ()) -> dict[str, float]:
-    """The share of `total` samples in each outcome class: of the `known` ones, then of the most frequent.
-
-    At most `MOST` classes are named; the shares of all others are added up as `other`.
-    """
-    ranked = dict.fromkeys([*known, *sorted(counts, key=lambda name: (-counts[name], name))])
-    named = [name for name in ranked if name != "other"][:MOST]
-    shares = {name: counts.get(name, 0.0) / (total or 1.0) for name in named}
-    rest = sum(n for name, n in counts.items() if name not in shares)
-    return shares | ({"other": rest / total} if rest or "other" in ranked else {})
 
 
 # --- one reward -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from operant.metrics.evaluation import NOTHING, EvaluationMetric, Measured, meas
 from operant.metrics.passes import check_samples
 from operant.models.base import ReadingPolicy
 from operant.models.policy import PURE, Policy
-from operant.rewards.evaluate import Remark, outcome_shares
+from operant.rewards.evaluate import Remark
 from operant.rollouts.collate import collate
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs.scored_rollouts import Scorer
@@ -143,7 +143,7 @@ class Evaluation:
             numbers = [x for x in values if x is not None]
             tally.mean(f"evaluate/{name}", numbers)
             tally.spread(f"evaluate/{name}_std", numbers)
-        shares = outcome_shares(Counter(c for remark in self.remarks for c in remark.classes), len(self.scores))
+        shares = collect.outcome_shares(Counter(c for remark in self.remarks for c in remark.classes), len(self.scores))
         return tally.result() | {f"evaluate/outcome/{name}": share for name, share in shares.items()}
 
     def chosen(self) -> dict[str, float]:

@@ -12,9 +12,9 @@ from html import escape
 from shlex import quote
 
 from operant import distributed, machine
+from operant.metrics.collect import reward_metrics
 from operant.metrics.rollout_table import as_rows
 from operant.models.loading import Trained
-from operant.rewards.evaluate import reward_metrics
 from operant.runs.checkpoints import Best, Checkpoints, StateOfRun, error_of, restore, snapshot
 from operant.runs.config import Config
 from operant.runs.evaluate import Evaluation

@@ -26,7 +26,6 @@ from operant.metrics import collect
 from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
 from operant.models.twins import side_by_side
-from operant.rewards.evaluate import reward_metrics
 from operant.rewards.shaping import as_seen
 from operant.rollouts.collate import cut, units
 from operant.rollouts.generation_kwargs import from_generation_kwargs, warned
@@ -184,7 +183,7 @@ class Learner(LearnerParts):
         judged, before = step_arguments.judged(parsed), self.history[-1] if self.history else None
         metrics = self.learn(parsed.rollouts, judged.scores if judged else parsed.scores, parsed.sampling)
         if judged is not None:
-            metrics |= reward_metrics(judged, before)
+            metrics |= collect.reward_metrics(judged, before)
         if self.refused is not None:
             warnings.warn(self.refused.message(), stacklevel=2)
         return metrics
