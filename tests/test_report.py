@@ -182,17 +182,13 @@ def test_the_data_has_numbers_probes_and_distributions(run):
     assert html_pages.as_json(data)
 
 
-@cases((3, 2), (1, 1))
-def test_the_curve_of_the_probes_starts_with_their_score_before_training(steps, probed, tmp_path):
+def test_without_a_reference_replies_are_compared_with_those_before_training(tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
-    for step in range(1, steps + 1):
-        folder.log(step, {"reward/mean": 1.0} | ({"probe/reward": 0.7} if step == probed else {}))
+    folder.log(1, {"reward/mean": 1.0})
     folder.probes(0, [row(0, reward=0.0002), row(1, reward=0.0004), row(2, reward=None)])
-    folder.probes(probed, [row(0, reward=0.0003), row(1, reward=0.0005), row(2)])
-    data = run_report.page_data(folder.path)
-    assert data["curves"]["values"]["probe/reward"] == {"steps": [0, probed], "values": [0.0003, 0.7]}
-    assert data["samples"]["before"] == "policy, step 0"  # a run without a reference
-    assert (data["samples"]["of"], data["samples"]["better"]) == (2, 2)
+    folder.probes(1, [row(0, reward=0.0003), row(1, reward=0.0005), row(2)])
+    samples = run_report.page_data(folder.path)["samples"]
+    assert (samples["before"], samples["of"], samples["better"]) == ("policy, step 0", 2, 2)
     folder.close()
 
 
@@ -549,6 +545,14 @@ def test_nan_leaves_a_gap_in_a_curve_and_a_step_without_the_metric_does_not(brow
             blue = "".join("x" if known else "." for known in page.evaluate(columns, f"chart-{chart}")).strip(".")
             assert len(blue) > 200 and len(re.findall(r"\.{15,}", blue)) == gaps, (chart, blue)
         assert page.locator("#chart-staleness, #chart-rollout-carried").count() == 2, "ages of replies, if some are old"
+
+
+@cases("probe", "evaluate")
+def test_curves_of_held_out_scores_start_before_training(kind, browser, tmp_path):
+    steps = ({f"{kind}/reward": 0.7, f"{kind}/reward_before": 0.25}, {f"{kind}/reward": 0.8})
+    with visit(browser, run_report.write_report(logged(tmp_path / "x", *steps)).as_uri()) as page:
+        hover(page, "chart-held-out", 0.01)
+        assert re.search(r"step 0\b.*0.25$", page.locator("#chart-held-out .readout").inner_text(), re.DOTALL)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from operant.tools.report.cycle import cycle
 from operant.tools.report.diagnosis import History, diagnose, read_history, verdict
 from operant.tools.report.diagnosis.history import RECENT, capitalised, counted, read_json
 from operant.tools.report.diagnosis.progress import progress
-from operant.tools.report.downsample import Curves, Heatmaps, Metrics, curves, short, steps_per_interval
+from operant.tools.report.downsample import Heatmaps, Metrics, curves, short, steps_per_interval
 from operant.tools.report.parquet import reading_run
 from operant.tools.report.replies import Reader, embedded, probes
 
@@ -79,7 +79,7 @@ def page_data(run_folder: str | Path) -> dict[str, object]:
         "cycle": cycle(history),
         "numbers": key_numbers(history),
         "samples": None if history.plays else samples,
-        "curves": _with_first_probe(curves(in_reward_units(history)), found_probes),
+        "curves": curves(in_reward_units(history)),
         "scaled": bool(history.option("score.normalise") or history.option("score.scale")),
         "labels": history.evaluation.get("labels"),
         "given": history.supervised,
@@ -101,19 +101,6 @@ def page_data(run_folder: str | Path) -> dict[str, object]:
         "config": config.read_text(encoding="utf-8") if config.is_file() else "",
         "environment": read_json(folder / "environment.json"),
     }
-
-
-def _with_first_probe(data: Curves, found_probes: Mapping[str, Any] | None) -> Curves:
-    """Prepend the probes' mean score before training to their curve, because the metrics of the steps lack it."""
-    curve = data["values"].get("probe/reward")
-    curve = {"steps": data["steps"], "values": curve} if isinstance(curve, list) else curve  # a probe at every step
-    if found_probes is None or found_probes["steps"][0] != 0 or not isinstance(curve, dict) or 0 in curve["steps"]:
-        return data
-    scores = [score for score in found_probes["policy"][0]["reward"] if score is not None]
-    if scores:
-        first = short(sum(scores) / len(scores))
-        data["values"]["probe/reward"] = {"steps": [0, *curve["steps"]], "values": [first, *curve["values"]]}
-    return data
 
 
 def in_reward_units(history: History) -> Sequence[Metrics]:

@@ -28,7 +28,10 @@ const Figures = (() => {
         ? curve(name.endsWith("/mean") ? name.replace(/mean$/, "std") : `${name}_std`)
         : more.spread;
     const fits = spread && spread.values.length === found.values.length;
-    return { label, name, colour, ...found, ...more, spread: fits ? spread.values : undefined };
+    const start = /^(evaluate|probe)\//.test(name) ? curve(`${name}_before`)?.values[0] : undefined; // before the first step
+    const from = (first, values) => (start === undefined || !values ? values : [first, ...values]);
+    const all = { x: from(0, found.x), values: from(start, found.values), spread: from(null, fits ? spread.values : undefined) };
+    return { label, name, colour, ...all, ...more, spread: all.spread };
   }
 
   function explained(name) {
@@ -151,11 +154,7 @@ const Figures = (() => {
   }
 
   function games() {
-    const held = (name) => {
-      const found = series(`evaluate/game/${name}`, "held-out", "--orange", { spread: null });
-      const before = curve(`evaluate/game/${name}_before`)?.values[0]; // before the first step
-      return found && before !== undefined ? { ...found, x: [0, ...found.x], values: [before, ...found.values] } : found;
-    };
+    const held = (name) => series(`evaluate/game/${name}`, "held-out", "--orange", { spread: null });
     const pair = (name, of = "training") => [series(`game/${name}`, of, "--blue", { spread: null }), held(name)];
     const both = (name, title, more) =>
       lines(`game-${name}`, title, pair(name), { metrics: [`game/${name}`, `evaluate/game/${name}`], caption: explained(`game/${name}`), ...more });
@@ -225,10 +224,10 @@ const Figures = (() => {
 
   function reward() {
     const scored = curve("evaluate/reward") ? "evaluate/reward" : "probe/reward";
-    const { x } = curve(scored) ?? {},
+    const policy = series(scored, "policy", "--blue"),
       score = curve("probe/reference_reward")?.values.findLast((v) => v !== null);
-    const known = scored === "probe/reward" && x && score !== undefined;
-    const reference = known ? { x, values: x.map(() => score) } : null; // the reference answers only once
+    const known = scored === "probe/reward" && policy && score !== undefined;
+    const reference = known ? { x: policy.x, values: policy.x.map(() => score) } : null; // the reference answers only once
     const title = scored === "evaluate/reward" ? "Reward on held-out tasks" : "Reward on the probe prompts";
     return [
       single("reward/mean", "Reward of the replies", {
@@ -247,7 +246,7 @@ const Figures = (() => {
         "held-out",
         title,
         [
-          series(scored, "policy", "--blue"),
+          policy,
           reference && { label: "reference", colour: "--orange", ...reference, dash: [5, 4] },
         ],
         {
