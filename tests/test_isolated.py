@@ -25,6 +25,7 @@ from toys import letters, lm
 
 from operant import Learner, OperantError, Rollout, Task, Turn, distributed, isolated, train
 from operant.import_by_name import find_function
+from operant.metrics.collect import of_judged
 from operant.rewards import judge, parts_of, resolve
 from operant.rewards.combine import MinusQuery, weighted
 from operant.rewards.failure_policy import IsolationOptions
@@ -34,7 +35,6 @@ from operant.sandbox.levels import SUPERVISED
 from operant.sandbox.pool import Job, Pool
 from operant.sandbox.process import FORCED, Limits, SupervisedProcess
 from operant.sandbox.worker import spec_of
-from operant.tally import Tally
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="leftover processes are searched for in /proc")
 TESTS = Path(__file__).parent
@@ -468,7 +468,6 @@ def test_outcomes_are_counted_in_chunks_too():
     parts = join_judgements([judge(reward, rollouts()[:20]), judge(reward, rollouts()[20:])])
     assert (parts.scores, parts.outcomes) == (whole.scores, whole.outcomes)
     mixed = join_judgements([judge(reward, rollouts()[:20]), judge(hostile.good, rollouts()[20:])])
-    tally = Tally()
-    mixed.report(tally)
-    counts = {k.removeprefix("reward/outcome/"): v for k, v in tally.result().items() if k.startswith("reward/outcome")}
+    found = of_judged(mixed).result()
+    counts = {k.removeprefix("reward/outcome/"): v for k, v in found.items() if k.startswith("reward/outcome")}
     assert counts == {"ok": 63, "error": 1, "timeout": 0, "abstain": 0}

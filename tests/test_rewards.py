@@ -17,6 +17,7 @@ from toys import letters, on_disk
 
 from operant import OperantError, Rollout, Sampling, Task, Turn
 from operant.data.tasks import DataOptions, load_tasks
+from operant.metrics.collect import of_judged
 from operant.models.model_passes import batches
 from operant.rewards import check, judge, prepare, resolve, shaping
 from operant.rewards.classifier import Classifier
@@ -25,7 +26,6 @@ from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
 from operant.rewards.shaping import RunningMoments, ScoreOptions
 from operant.sandbox.reward_call import keywords
-from operant.tally import Tally
 
 
 # --- small rewards ----------------------------------------------------------------------------------------------------
@@ -238,9 +238,7 @@ def test_abstaining_in_a_weighted_sum():
     a, b = fixed([1.0, None, None], "a"), fixed([10.0, 20.0, None], "b")
     judged = judge(weighted({"a": (a, 0.7), "b": (b, 0.3)}), [rollout_of("")] * 3)
     assert judged.scores == [pytest.approx(3.7), pytest.approx(6.0), None]
-    tally = Tally()
-    judged.report(tally)
-    numbers = tally.result()
+    numbers = of_judged(judged).result()
     assert (numbers["reward/b/std"], numbers["reward/b/abstained"]) == (5.0, pytest.approx(1 / 3))
     assert (numbers["reward/a/mean"], numbers["reward/b/mean"]) == (1.0, 15.0)
     assert numbers["reward/a/abstained"] == pytest.approx(2 / 3)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from operant.bounds import bounded, check_bounds
-from operant.types import End, OperantError, Tokenizer, TrainablePolicy, require, shown
+from operant.types import End, OperantError, PlainTokenizer, Tokenizer, TrainablePolicy, require, shown, with_defaults
 
 BLOCK = 256
 """Drawing a token first draws a block of this many tokens of the vocabulary, then a token within it."""
@@ -446,7 +446,7 @@ def render(
 
 def template_of(tokenizer: object) -> str | None:
     """The chat template of a tokenizer; None if it has none."""
-    return getattr(tokenizer, "chat_template", None)
+    return with_defaults(tokenizer, PlainTokenizer).chat_template
 
 
 def _templated(tokenizer: Tokenizer | None, messages: object, prompting: bool, **kwargs: object) -> Any:
@@ -485,7 +485,7 @@ class TokenCount:
 
     def plain(self) -> str | None:
         """The tokenizer as JSON, which `count_with` reads in another process; None for one in Python."""
-        fast = getattr(self.tokenizer, "backend_tokenizer", None)
+        fast = with_defaults(self.tokenizer, PlainTokenizer).backend_tokenizer
         return fast.to_str() if fast is not None else None
 
 

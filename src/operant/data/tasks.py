@@ -19,7 +19,7 @@ from operant.data.order import permutation
 from operant.data.replies import labelled_task, task_with_reply
 from operant.data.sources import read
 from operant.sampling import check_ids, counter, encode_more, encode_prompt, template_of
-from operant.types import OperantError, Task, Tokenizer, name_of, require, shown
+from operant.types import OperantError, PlainTokenizer, Task, Tokenizer, name_of, require, shown, with_defaults
 
 CHUNK = 512
 """Number of texts that are encoded together."""
@@ -299,7 +299,7 @@ def _encoded(
     are, and so do the prompts of demonstrations that are not cut: their ids are made with those of the replies."""
     span, most = options.query_range(), options.prompt_tokens
     cuts = bool(span or most)
-    special: set[int] = set(getattr(tokenizer, "all_special_ids", ()))
+    special = {*with_defaults(tokenizer, PlainTokenizer).all_special_ids}
     while chunk := list(islice(tasks, CHUNK)):
         wanted = [isinstance(t.prompt, str) and tokenizer is not None and (cuts or not was) for t, was, _ in chunk]
         ids = iter(_ids([str(task.prompt) for (task, _, _), w in zip(chunk, wanted) if w], tokenizer, span))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from operant import distributed
 from operant.objectives.kl import estimate
-from operant.rewards.evaluate import Judged
+from operant.rewards.evaluate import OUTCOMES, Judged
 from operant.rewards.words import words
 from operant.tally import ROUNDING, Tally
 from operant.types import Batch, Outputs, Rollout
@@ -269,14 +269,30 @@ def finish(tally: Tally) -> dict[str, float]:
     return metrics
 
 
+def of_judged(judged: Judged) -> Tally:
+    """Return the mean, spread and abstentions of each named part, and the count of each outcome and class.
+
+    An outcome here is that of judging: a score, an error, a timeout, an abstention. The class is the reward's own.
+    """
+    tally = Tally()
+    for name, count in Counter(c for remark in judged.remarks for c in remark.classes).items():
+        tally.add(f"outcome/{name}", count, 0)
+    for outcome in OUTCOMES if judged.outcomes else ():
+        tally.add(f"reward/outcome/{outcome}", judged.outcomes.count(outcome), 0)
+    for name, values in judged.parts.items():
+        known = [value for value in values if value is not None]
+        tally.mean(f"reward/{name}/mean", known)
+        tally.spread(f"reward/{name}/std", known)
+        tally.add(f"reward/{name}/abstained", len(values) - len(known), len(values))
+    return tally
+
+
 def reward_metrics(judged: Judged, before: Mapping[str, float] | None = None) -> dict[str, float]:
     """The metrics of the reward's named parts, if there are several, and of outcomes, over all ranks.
 
     before: the metrics of the step before, whose outcome classes are counted again. Every rank must call.
     """
-    tally = Tally()
-    judged.report(tally)
-    metrics = distributed.pool(tally).result()
+    metrics = distributed.pool(of_judged(judged)).result()
     count = distributed.total_float(float(len(judged.scores)))
     several = sum(name.endswith("/abstained") for name in metrics) > 1
     counts = {name.removeprefix("outcome/"): n for name, n in metrics.items() if name.startswith("outcome/")}

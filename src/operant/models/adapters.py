@@ -20,7 +20,7 @@ from operant.bounds import bounded, check_bounds
 from operant.models.options import ModelOptions
 from operant.models.safe_loading import LanguageModel, load_tensors
 from operant.storage import atomic_io, hub
-from operant.types import OperantError, require
+from operant.types import OperantError, require, with_defaults
 
 CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base"
 PARTS = (".soft_prompt.", ".output_mlp.")
@@ -143,7 +143,7 @@ class TrainedPart(nn.Module):
 
 def adapted(model: LanguageModel) -> bool:
     """Whether a model has a LoRA adapter."""
-    return bool(getattr(model, "peft_config", None))
+    return bool(with_defaults(model, LanguageModel).peft_config)
 
 
 P = TypeVar("P", bound=TrainedPart)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from operant.models.options import ModelOptions, StandIn
-from operant.models.safe_loading import LanguageModel, is_encoder_decoder
-from operant.types import OperantError, require
+from operant.models.safe_loading import LanguageModel, PlainConfig
+from operant.types import OperantError, require, with_defaults
 
 
 class Reached(Exception):
@@ -161,7 +161,7 @@ class Trunk:
 
 def find_blocks(model: LanguageModel) -> nn.ModuleList:
     """The model's (decoder's) stack of blocks: its longest list of modules that is in no block of another list."""
-    part = model.get_decoder() if is_encoder_decoder(model.config) else model
+    part = model.get_decoder() if with_defaults(model.config, PlainConfig).is_encoder_decoder else model
     lists = [m for m in part.modules() if isinstance(m, nn.ModuleList)]
     require(lists, f"{type(model).__name__} has no list of blocks: it cannot have a trunk; train every layer")
     inside = {id(m) for outer in lists if len(outer) > 1 for m in outer.modules() if m is not outer}  # such as experts

@@ -19,8 +19,8 @@ from operant.models import adapters, layout
 from operant.models.frozen_trunk import Trunk, find_blocks
 from operant.models.kernels import Packing, compute_in, plain_attention
 from operant.models.options import ModelOptions, recomputing
-from operant.models.safe_loading import LanguageModel, is_encoder_decoder
-from operant.types import Batch, OperantError, require
+from operant.models.safe_loading import LanguageModel, PlainConfig
+from operant.types import Batch, OperantError, require, with_defaults
 
 _signature = cache(inspect.signature)
 
@@ -75,7 +75,7 @@ class HiddenStates(nn.Module):
         require(not hasattr(model, "get_base_model"), wrapped)
         self.model: Any = compute_in(model, options.precision)
         self.options, self.modes = options, modes
-        self.encoder_decoder = is_encoder_decoder(model.config)
+        self.encoder_decoder = with_defaults(model.config, PlainConfig).is_encoder_decoder
         # transformers takes a padding id for padding and warns of a missing mask. Here masks come from lengths.
         for module in model.modules():
             if hasattr(module, "warn_if_padding_and_no_attention_mask"):
@@ -94,7 +94,7 @@ class HiddenStates(nn.Module):
             names = ([f"max_{side}_position_embeddings"] if side else []) + ["max_position_embeddings"]
             limit = next((limit for name in names if (limit := getattr(config, name, None))), None)
             self.positions[side] = int(limit) if limit and limit > 0 else None
-        rope = getattr(config, "rope_parameters", None) or {}
+        rope = with_defaults(config, PlainConfig).rope_parameters or {}
         if rope.get("rope_type") == "longrope":  # beyond these, one long row changes the angles of all rows of its call
             self.positions[None] = int(rope["original_max_position_embeddings"])
         self.packing = Packing(model)
@@ -164,12 +164,13 @@ class HiddenStates(nn.Module):
     @property
     def generation(self) -> object:
         """transformers' generation config of the model; None if it has none."""
-        return getattr(self.model, "generation_config", None)
+        return with_defaults(self.model, LanguageModel).generation_config
 
     @property
     def start_token(self) -> int:
         """The first token that an encoder-decoder's decoder is given. Raises: OperantError if its configs have none."""
-        named = (getattr(config, "decoder_start_token_id", None) for config in (self.config, self.generation))
+        read = (with_defaults(config, PlainConfig) for config in (self.config, self.generation))
+        named = (config.decoder_start_token_id for config in read)
         start = next((token for token in named if token is not None), None)
         if start is None:
             raise OperantError(

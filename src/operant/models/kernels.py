@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from operant.models.safe_loading import LanguageModel, is_quantised
-from operant.types import OperantError
+from operant.models.safe_loading import LanguageModel
+from operant.types import OperantError, with_defaults
 
 NAME = "operant_rows"
 MORE = ("softcap", "s_aux", "position_bias", "head_mask", "block_mask", "cache")
@@ -61,7 +61,7 @@ class Packing:
 
     def __init__(self, model: LanguageModel):
         self.__setstate__({})
-        configs = (getattr(module, "config", None) for module in model.modules())
+        configs = (with_defaults(module, LanguageModel).config for module in model.modules())
         self.configs = list({id(c): c for c in configs if hasattr(c, "_attn_implementation")}.values())
         self.replaceable = all(getattr(model, f"_supports_{what}", 0) for what in ("attention_backend", "flash_attn"))
         """Whether the architecture declares that it looks attention up by name and passes everything as arguments."""
@@ -158,7 +158,8 @@ def compute_in(model: LanguageModel, precision: str) -> LanguageModel:
     fuse_activations(model)
     look_up_directly(model)
     # In float32 or float64 it stays as it was loaded, and a quantised one is loaded in its precision.
-    return model if precision != "bfloat16" or is_quantised(model) else model.to(torch.bfloat16)
+    casts = precision == "bfloat16" and not with_defaults(model, LanguageModel).is_quantized
+    return model.to(torch.bfloat16) if casts else model
 
 
 def fuse_activations(model: nn.Module) -> None:

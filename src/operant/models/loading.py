@@ -26,7 +26,6 @@ from operant.models.safe_loading import (
     LanguageModel,
     check_finite,
     check_model,
-    is_quantised,
     load_model,
     load_tensors,
     load_tokenizer,
@@ -35,7 +34,7 @@ from operant.models.safe_loading import (
 from operant.models.value_head import ValueOptions
 from operant.storage import atomic_io, hub, manifest
 from operant.storage.hub import OWN, find_model, quietly
-from operant.types import OperantError, Tokenizer, require
+from operant.types import OperantError, Tokenizer, require, with_defaults
 
 WEIGHTS = "policy.safetensors"
 """The trained weights of an exported policy that is no transformers model."""
@@ -79,7 +78,7 @@ def load_policy(
     if isinstance(name, torch.nn.Module):
         check_model(name)
         model = BESIDE["lora"].unwrapped(name) if adapters.adapted(name) else name
-        tokenizer = tokenizer or getattr(name, "tokenizer", None)
+        tokenizer = tokenizer or with_defaults(name, LanguageModel).tokenizer
         return _with_critic(_adapted(model, parts, tokenizer, None, seed), tokenizer, value, None, options)
     if not isinstance(name, (str, Path)):
         raise OperantError(
@@ -155,7 +154,7 @@ def _adapted(
     if soft.on:
         kind = BESIDE["PROMPT_TUNING"]
         return kind.attach(model, kind.first_vectors(model, soft, tokenizer, seed), name)
-    return BESIDE["lora"].adapt(model, lora, base=name or getattr(model, "name_or_path", None), seed=seed)
+    return BESIDE["lora"].adapt(model, lora, base=name or with_defaults(model, LanguageModel).name_or_path, seed=seed)
 
 
 def _find_base(folder: Path) -> Path:
@@ -351,7 +350,7 @@ def _save_plain(model: LanguageModel, folder: Path, *, untied: bool = False) -> 
         BESIDE[part.kind].save(model, folder)
         return
     if adapters.adapted(model):
-        if is_quantised(model):
+        if with_defaults(model, LanguageModel).is_quantized:
             model = BESIDE["lora"].transplant(model, load_model(Path(find_model(model.name_or_path)), model.dtype))
         model = BESIDE["lora"].merged(model)
     head, state = model.get_output_embeddings(), None

@@ -22,9 +22,9 @@ from torch import nn
 from operant.import_by_name import extra
 from operant.models import adapters
 from operant.models.adapters import LoraOptions
-from operant.models.safe_loading import LanguageModel, is_encoder_decoder
+from operant.models.safe_loading import LanguageModel, PlainConfig
 from operant.storage import hub
-from operant.types import OperantError, require
+from operant.types import OperantError, require, with_defaults
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -187,7 +187,7 @@ def _new_config(model: LanguageModel, options: LoraOptions) -> "LoraConfig":
         target_modules="all-linear" if every else list(options.targets),
         use_rslora=options.rslora,
         fan_in_fan_out=any(type(m).__name__ == "Conv1D" for m in model.modules()),  # GPT-2's are transposed
-        task_type="SEQ_2_SEQ_LM" if is_encoder_decoder(model.config) else "CAUSAL_LM",
+        task_type="SEQ_2_SEQ_LM" if with_defaults(model.config, PlainConfig).is_encoder_decoder else "CAUSAL_LM",
     )
 
 

@@ -7,9 +7,9 @@ import torch
 
 from operant import machine
 from operant.models.layout import pad
-from operant.models.safe_loading import LanguageModel, load_any, load_tokenizer, positions_of, unreported
+from operant.models.safe_loading import LanguageModel, PlainConfig, load_any, load_tokenizer, unreported
 from operant.storage.hub import find_model
-from operant.types import Tokenizer, require
+from operant.types import Tokenizer, require, with_defaults
 
 LONGEST = 1 << 20
 """Most tokens of a text for models without a limit."""
@@ -41,7 +41,7 @@ def load(auto: Any, name: str, what: str, device: str, *, truncation_side: str =
 
 def longest_of(model: LanguageModel, tokenizer: Tokenizer | None) -> int:
     config = model.config.get_text_config()
-    positions = positions_of(config) or tokenizer.model_max_length
+    positions = with_defaults(config, PlainConfig).max_position_embeddings or tokenizer.model_max_length
     if any(kind in config.model_type for kind in "roberta camembert mpnet longformer data2vec ibert luke".split()):
         positions -= config.pad_token_id + 1  # they count positions from behind their padding id
     return min(positions, tokenizer.model_max_length, LONGEST)  # a tokenizer without a limit says 1e30

@@ -19,7 +19,7 @@ from operant.models import adapters
 from operant.models.adapters import OutputMlpOptions
 from operant.models.reference import digest
 from operant.models.safe_loading import LanguageModel
-from operant.types import OperantError, require
+from operant.types import OperantError, require, with_defaults
 
 
 class OutputMlp(adapters.TrainedPart):
@@ -75,7 +75,7 @@ def through_mlp(head: Any, states: Tensor) -> Tensor:
 
 
 def _head(model: LanguageModel) -> nn.Linear:
-    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    head = with_defaults(model, LanguageModel).get_output_embeddings()
     why = f"output_mlp.width: {type(model).__name__} has no output head that is one matrix; take another model"
     require(isinstance(getattr(head, "weight", None), Tensor), why)
     return head

@@ -23,10 +23,10 @@ from operant.models.frozen_trunk import Trunk
 from operant.models.hidden_states import HiddenStates, Modes
 from operant.models.logprobs import DIVERGENCES, Head, score
 from operant.models.options import ModelOptions
-from operant.models.safe_loading import LanguageModel
+from operant.models.safe_loading import LanguageModel, PlainConfig
 from operant.models.value_head import ActionValueHead, ValueHead, ValueOptions
 from operant.sampling import Sampling
-from operant.types import Batch, OperantError, Outputs, Tokenizer
+from operant.types import Batch, OperantError, Outputs, Tokenizer, with_defaults
 
 PURE = Sampling()
 ReadBranches = Callable[[Batch, list[Branch]], tuple[Tensor, Tensor]]
@@ -83,8 +83,8 @@ class Policy(HiddenStates):
     @property
     def stop_tokens(self) -> tuple[int, ...]:
         """The model's own end-of-sequence ids."""
-        ids = getattr(self.generation, "eos_token_id", None)
-        ids = getattr(self.config, "eos_token_id", None) if ids is None else ids  # RoCBert has no such name
+        first, second = (with_defaults(config, PlainConfig).eos_token_id for config in (self.generation, self.config))
+        ids = second if first is None else first
         if ids is None and self.tokenizer is not None:
             ids = self.tokenizer.eos_token_id
         ids = () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)

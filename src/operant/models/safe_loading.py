@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from operant.storage.hub import quietly
-from operant.types import OperantError, Tokenizer
+from operant.types import OperantError, Tokenizer, with_defaults
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack")
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -27,21 +27,35 @@ HERE: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 
 
 class LanguageModel(nn.Module):
-    """What transformers' models have beside `nn.Module`; for annotations alone."""
+    """What transformers' models have beside `nn.Module`, for annotations, and what holds where one lacks it."""
 
-    config: Any
-    generation_config: Any
-    peft_config: dict[str, Any]
-    name_or_path: str
+    config: Any = None
+    generation_config: Any = None
+    tokenizer: Tokenizer | None = None
+    peft_config: Mapping[str, Any] = {}
+    name_or_path: str | None = None
     dtype: torch.dtype
-    is_quantized: bool
-    get_output_embeddings: Callable[[], nn.Linear]
-    get_input_embeddings: Callable[[], nn.Embedding]
+    is_quantized = False
     get_encoder: Callable[[], nn.Module]
     get_decoder: Callable[[], nn.Module]
     get_base_model: Callable[[], "LanguageModel"]
     save_pretrained: Callable[..., None]
     generate: Callable[..., Any]
+    get_output_embeddings: Callable[[], Any] = staticmethod(lambda: None)
+    get_input_embeddings: Callable[[], Any] = staticmethod(lambda: None)
+
+
+class PlainConfig:
+    """What some configs of transformers lack, as it is without it."""
+
+    architectures: list[str] | None = None
+    auto_map: Mapping[str, str] | None = None
+    is_encoder_decoder = False
+    max_position_embeddings: int | None = None
+    rope_parameters: Mapping[str, Any] | None = None
+    eos_token_id: int | list[int] | None = None
+    decoder_start_token_id: int | None = None
+    _attn_implementation: str | None = None
 
 
 @contextmanager
@@ -63,28 +77,9 @@ def load_config(folder: str | Path) -> Any:
 
     with _explained(folder, "a language model's config"):
         config = AutoConfig.from_pretrained(folder, **HERE)
-        if "/" in str(getattr(config, "_attn_implementation", None)):
+        if "/" in str(with_defaults(config, PlainConfig)._attn_implementation):
             raise OperantError(f"{folder} asks for attention code from elsewhere: remove attn_implementation there")
         return config
-
-
-def positions_of(config: object) -> int | None:
-    """The most positions of a model's config; None if it names no number."""
-    return getattr(config, "max_position_embeddings", None)
-
-
-def is_quantised(model: object) -> bool:
-    """Whether a model was loaded with quantised weights."""
-    return bool(getattr(model, "is_quantized", False))
-
-
-def architectures_of(config: object) -> list[str]:
-    """The names of the classes that a config was written for."""
-    return getattr(config, "architectures", None) or []
-
-
-def is_encoder_decoder(config: object) -> bool:
-    return bool(getattr(config, "is_encoder_decoder", False))
 
 
 def load_model(folder: Path, dtype: torch.dtype = torch.float32, **more: object) -> LanguageModel:
@@ -95,12 +90,12 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, **more: object)
     if generation.exists():  # it lists the tokens that end a reply; transformers silently ignores a damaged one
         with _explained(folder, "a language model with its generation_config.json"):
             dict(json.loads(generation.read_text(encoding="utf-8")))
-    if any("ForSequenceClassification" in name for name in architectures_of(config)):
+    if any("ForSequenceClassification" in name for name in with_defaults(config, PlainConfig).architectures or []):
         raise OperantError(
             f"{folder} is a classifier or a reward model, and no language model: use it as a reward, as in "
             f"--reward reward_model:{folder}"
         )
-    auto = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
+    auto = AutoModelForSeq2SeqLM if with_defaults(config, PlainConfig).is_encoder_decoder else AutoModelForCausalLM
     model, notes = load_any(auto, folder, "a language model", dtype=dtype, **more)
     if notes["missing_keys"]:
         raise OperantError(

@@ -20,9 +20,9 @@ from torch.nn.functional import embedding as rows_of
 
 from operant.models import adapters
 from operant.models.adapters import SoftPromptOptions
-from operant.models.safe_loading import LanguageModel, is_encoder_decoder
+from operant.models.safe_loading import LanguageModel, PlainConfig
 from operant.storage import hub
-from operant.types import OperantError, Tokenizer, require
+from operant.types import OperantError, Tokenizer, require, with_defaults
 
 TENSOR = "prompt_embeddings"
 """peft's name of the vectors in its file."""
@@ -98,8 +98,8 @@ def _try(model: LanguageModel, embedding: Any) -> None:
 
 
 def _embedding(model: LanguageModel) -> nn.Embedding:
-    reads = model.get_encoder() if is_encoder_decoder(model.config) else model
-    embedding = getattr(reads, "get_input_embeddings", lambda: None)()
+    reads = model.get_encoder() if with_defaults(model.config, PlainConfig).is_encoder_decoder else model
+    embedding = with_defaults(reads, LanguageModel).get_input_embeddings()
     if not hasattr(model, "save_pretrained") or not isinstance(embedding, nn.Embedding):
         raise OperantError(
             f"soft_prompt.*: {type(model).__name__} is no model of transformers with an embedding of token ids; leave "

@@ -15,15 +15,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from operant.rollouts.answers import heard
 from operant.sandbox import reward_call
 from operant.sandbox.serialise import FIELDS, is_judgement
 from operant.types import Judgement, OperantError, RewardFn, Rollout, Total, describe_error, name_of, require, shown
-
-if TYPE_CHECKING:
-    from operant.tally import Tally
 
 Value = TypeVar("Value")
 Outcome = Literal["ok", "error", "timeout", "abstain", "unjudged"]
@@ -109,21 +106,6 @@ class Judged:
     def padded(self, count: int) -> "Judged":
         """The same for `count` rollouts, of which the last ones, demonstrations, are not judged."""
         return self.at([*range(len(self.scores)), *[None] * (count - len(self.scores))])
-
-    def report(self, tally: "Tally") -> None:
-        """Add the mean, spread and abstentions of each named part to `tally`, and the count of each outcome and class.
-
-        An outcome here is that of judging: a score, an error, a timeout, an abstention. The class is the reward's own.
-        """
-        for name, count in Counter(c for remark in self.remarks for c in remark.classes).items():
-            tally.add(f"outcome/{name}", count, 0)
-        for outcome in OUTCOMES if self.outcomes else ():
-            tally.add(f"reward/outcome/{outcome}", self.outcomes.count(outcome), 0)
-        for name, values in self.parts.items():
-            known = [value for value in values if value is not None]
-            tally.mean(f"reward/{name}/mean", known)
-            tally.spread(f"reward/{name}/std", known)
-            tally.add(f"reward/{name}/abstained", len(values) - len(known), len(values))
 
 
 OF_A_LIST = re.compile(r"'list' object has no attribute '\w+'|list indices must be integers or slices, not str")

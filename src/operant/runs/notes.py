@@ -17,6 +17,7 @@ from operant.runs.parts import RunParts
 from operant.runs.trackers.trackers import Trackers
 from operant.training.learner import Learner
 from operant.training.options import compares_nothing, learner_options
+from operant.types import PlainTokenizer, with_defaults
 
 READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("kl", "kind reward_gradient control", lambda kl: kl.charges, "kl.coef above 0"),
@@ -120,7 +121,8 @@ def high_rate(config: Config, learner: Learner) -> list[str]:
 def unknown_prompts(parts: RunParts) -> list[str]:
     """A sentence if the policy can read nothing of some prompts, as all of their tokens stand for unknown words."""
     tokenizer = parts.learner.policy.tokenizer
-    unknown, special = getattr(tokenizer, "unk_token_id", None), {*getattr(tokenizer, "all_special_ids", ())}
+    read = with_defaults(tokenizer, PlainTokenizer)
+    unknown, special = read.unk_token_id, {*read.all_special_ids}
     ends = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
     if unknown is None or unknown in ends:
         return []

@@ -17,12 +17,12 @@ from operant import distributed
 from operant.distributed import GradientSum, bounds, world
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
-from operant.models.safe_loading import is_quantised
+from operant.models.safe_loading import LanguageModel
 from operant.objectives.kl import EXACT, KLOptions
 from operant.training.optimizer import masters
 from operant.training.options import LearnerOptions, OptionGroups
 from operant.training.update_rules import GradientUpdate, OnePass, find_rule
-from operant.types import Batch, Divided, OperantError, Outputs
+from operant.types import Batch, Divided, OperantError, Outputs, with_defaults
 
 
 def check(update: object, options: OptionGroups) -> None:
@@ -206,7 +206,7 @@ def divide(policy: Policy, copies: Sequence[PolicyCopy], own: LearnerOptions) ->
                 "start them by torchrun --nproc-per-node 2 -m operant ..., or leave it out"
             )
         return
-    if is_quantised(policy.model):
+    if with_defaults(policy.model, LanguageModel).is_quantized:
         raise OperantError(
             "learner.parallel=fsdp with a quantised model: its weights cannot be divided; use learner.parallel=ddp, or "
             "load the model unquantised"

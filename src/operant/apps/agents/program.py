@@ -43,6 +43,7 @@ from operant.types import (
     EnvBase,
     Failure,
     OperantError,
+    PlainTokenizer,
     Step,
     Task,
     Tokenizer,
@@ -52,6 +53,7 @@ from operant.types import (
     name_of,
     require,
     shown,
+    with_defaults,
 )
 
 Play = Callable[[Task, "ModelClient"], Any]
@@ -325,7 +327,7 @@ class ModelClient:
         if path != "completions":
             request = protocol.chat_request(body, policy)
             text = render(self._tokenizer, read_messages(body["messages"]), prompting=True, tools=request.tools)
-            begin = getattr(self._tokenizer, "bos_token", None) or ""  # which it adds again to a text
+            begin = with_defaults(self._tokenizer, PlainTokenizer).bos_token or ""  # which it adds again to a text
             for same in (text, text.removeprefix(begin)):
                 if encode_prompt(self._tokenizer, same) == request.prompts[0]:
                     return request, same

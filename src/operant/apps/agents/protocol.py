@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from operant.models.policy import Policy
 from operant.sampling import Sampling, encode_prompt, render, reply_text, task_key, token_pieces
-from operant.types import OperantError, Tokenizer, shown
+from operant.types import OperantError, PlainTokenizer, Tokenizer, shown, with_defaults
 
 Json = dict[str, Any]
 """An object of JSON, such as a body, a message, or a call of a function."""
@@ -415,7 +415,7 @@ def called(tokenizer: Any, reply: Reply, text: str, tools: list[Json] | None = N
     between <tool_call> and </tool_call>. What is no call stays text."""
     whole, calls, left = tokenizer.decode(reply.action, skip_special_tokens=False), [], text
     try:
-        if getattr(tokenizer, "response_template", None):
+        if with_defaults(tokenizer, PlainTokenizer).response_template:
             parsed = tokenizer.parse_response(whole, prefix=tokenizer.decode(reply.prompt), tools=tools)
             calls = [call.get("function", call) for call in parsed.get("tool_calls") or []]
             left = parsed.get("content") or ""

@@ -30,9 +30,9 @@ from operant.models.capabilities import FAILS
 from operant.models.hidden_states import cache_of, named_cache
 from operant.models.layout import pad
 from operant.models.model_passes import LONGEST, TextModel, encode, load, longest_of
-from operant.models.safe_loading import architectures_of, is_encoder_decoder, load_config, load_tokenizer
+from operant.models.safe_loading import PlainConfig, load_config, load_tokenizer
 from operant.storage.hub import find_model
-from operant.types import OperantError, Tokenizer, name_of, of_user, require, shown
+from operant.types import OperantError, Tokenizer, name_of, of_user, require, shown, with_defaults
 
 Kind = Literal["masked", "causal", "encoder-decoder", "callable"]
 """How a task model is asked."""
@@ -619,7 +619,7 @@ def task_model(
     kind = kind or kind_of(config, load_tokenizer(folder))
     auto = {"masked": AutoModelForMaskedLM, "causal": AutoModelForCausalLM, "encoder-decoder": AutoModelForSeq2SeqLM}
     known = auto[kind]._model_mapping  # what transformers itself looks the class up in
-    if type(config) not in known and not getattr(config, "auto_map", None):
+    if type(config) not in known and not with_defaults(config, PlainConfig).auto_map:
         raise OperantError(
             f"{what} is a {config.model_type}, which transformers has no {kind} model of: leave --reward.kind out, and "
             "its config decides"
@@ -643,9 +643,9 @@ def names_function(name: str) -> bool:
 
 def kind_of(config: object, tokenizer: Tokenizer | None) -> Kind:
     """The kind that a config tells by its architecture, else by whether the tokenizer has a mask token."""
-    if is_encoder_decoder(config):
+    if with_defaults(config, PlainConfig).is_encoder_decoder:
         return "encoder-decoder"
-    names = " ".join(architectures_of(config))
+    names = " ".join(with_defaults(config, PlainConfig).architectures or [])
     if "MaskedLM" in names or "CausalLM" in names or "LMHead" in names:
         return "masked" if "MaskedLM" in names else "causal"
     return "masked" if tokenizer is not None and tokenizer.mask_token else "causal"

@@ -37,7 +37,7 @@ from operant.runs.trackers.console import emit
 from operant.sampling import Sampling
 from operant.tools.cli.arguments import Options, as_spec, counted, new_file, refuse, taken
 from operant.training.options import find_device
-from operant.types import OperantError, RewardFn, Task, Tokenizer, require, shown
+from operant.types import OperantError, PlainTokenizer, RewardFn, Task, Tokenizer, require, shown, with_defaults
 
 OF_FILES = ("samples", "temperatures", "out", "distinct", "device")
 """Options of `operant generate` that only apply to the replies to a file."""
@@ -135,7 +135,7 @@ class TaskSet:
 
     def of(self, policy: Policy, most: int) -> list[Task]:
         """The tasks for a policy, whose replies have at most so many tokens. Ids are kept where they are its own."""
-        theirs, ours = (getattr(t, "get_vocab", dict)() for t in (policy.tokenizer, self.tokenizer))
+        theirs, ours = (with_defaults(t, PlainTokenizer).get_vocab() for t in (policy.tokenizer, self.tokenizer))
         tasks = self.tasks if theirs == ours else [replace(task, prompt=self.text(task)) for task in self.tasks]
         bounds = {"context": policy.context, "vocabulary": policy.vocabulary}
         return load_tasks(tasks, policy.tokenizer, max_new=0 if policy.encoder_decoder else most, **bounds)

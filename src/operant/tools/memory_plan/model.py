@@ -20,7 +20,7 @@ from operant.models.hidden_states import Modes, cache_of
 from operant.models.logprobs import BUDGET
 from operant.models.options import ModelOptions, recomputing
 from operant.models.policy import Policy
-from operant.models.safe_loading import load_config, load_tokenizer, positions_of
+from operant.models.safe_loading import LanguageModel, PlainConfig, load_config, load_tokenizer
 from operant.models.twins import in_halves
 from operant.models.value_head import ValueOptions
 from operant.rewards.classifier import Classifier
@@ -29,13 +29,13 @@ from operant.storage.hub import find_config
 from operant.tools.memory_plan.fake_tensors import Memory
 from operant.training.optimizer import RateOptions
 from operant.training.update import SAMPLE
-from operant.types import Tokenizer
+from operant.types import Tokenizer, with_defaults
 
 
 def config_of(name: Any) -> Any:
     """The transformers config of a model: by name, as a .json file, or that of a model or Policy from Python."""
     if not isinstance(name, str):
-        return getattr(name, "config", None) or name.model.config
+        return with_defaults(name, LanguageModel).config or name.model.config
     return load_config(name if _is_file(name) else find_config(name))
 
 
@@ -47,7 +47,7 @@ def _is_file(name: str) -> bool:
 def tokenizer_of(name: object) -> Tokenizer | None:
     """The tokenizer of a model, by name or from Python; None if it has none."""
     if not isinstance(name, str):
-        return getattr(name, "tokenizer", None)
+        return with_defaults(name, LanguageModel).tokenizer
     return load_tokenizer(Path(name).parent if _is_file(name) else find_config(name))
 
 
@@ -228,7 +228,7 @@ def classifier_memory(classifier: Classifier, tokens: int, memory: Memory) -> fl
     with unset_fake_temporarily(), torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).eval()
     meta_to_fake(model)
-    longest = positions_of(config.get_text_config()) or tokens
+    longest = with_defaults(config.get_text_config(), PlainConfig).max_position_embeddings or tokens
     ids = torch.zeros(classifier.batch, min(tokens, longest), dtype=torch.long)
     before = memory.peak().now
     model(input_ids=ids, attention_mask=torch.ones_like(ids))
