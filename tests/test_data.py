@@ -145,6 +145,8 @@ def test_a_share_depends_on_the_seed_and_the_ids_alone():
     assert len(split_off([replace(task, prompt="") for task in labelled], 0.2, seed=0)[1]) == 12
     training, held_out = split_off(labelled[:6], 0.9, seed=0)
     assert (len(training), len(held_out)) == (3, 3), "of two prompts one is left to train on"
+    often = [replace(task, prompt="often") if i < 57 else task for i, task in enumerate(labelled)]
+    assert {len(split_off(often, 0.05, seed)[1]) for seed in range(12)} == {3}, "most rows have one prompt"
 
 
 def test_shuffle_is_a_permutation_by_the_seed_before_the_limit():

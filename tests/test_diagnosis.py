@@ -193,6 +193,8 @@ def test_a_mean_that_cannot_change_is_no_verdict_on_learning():
     picked = History([{"step": i + 1} | each for i in range(60)])
     assert verdict(picked, found := diagnose(picked)).startswith("The mean reward is 0.25 in every step, so it")
     assert not {"flat", "constant"} & {finding.name for finding in found}
+    decided = History([{"step": i + 1, "policy/advantage_zero": 1.0} | each for i in range(60)])
+    assert not verdict(decided, []).startswith("The mean reward is"), "two prompts of four always pass, two never do"
     moving = History([{"step": i + 1} | each | {"reward/mean": 0.25 + 0.01 * (i % 2)} for i in range(60)])
     assert verdict(moving, []).startswith("It did not learn") and "flat" in {f.name for f in diagnose(moving)}
 

@@ -20,6 +20,7 @@ from operant.tools.labels.humans import Humans
 from operant.tools.labels.items import Item
 from operant.tools.labels.stand_in import Labeller, preference, taste
 from operant.tools.labels.store import Store
+from operant.types import StoppedError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROOT = Path(__file__).parents[1]
@@ -91,9 +92,14 @@ def test_a_skip_is_an_answer_and_a_stop_ends_the_waiting(tmp_path):
     reward = Humans(str(path), kind="pick")
     answering(path, lambda item: None if item.replies[0] == "a" else {"best": 0})
     assert reward(asked) == [None, None, 1, 0]
+    answering(path, lambda item: None)
+    with pytest.raises(OperantError, match="all of 1 items were skipped: open the page"):
+        reward(rollouts("g", "h"))
+    answering(path, lambda item: {"best": 1})
+    assert reward(rollouts("g", "h")) == [0, 1], "a resumed run asks again"
     machine.stop_asked.set()
     try:
-        with pytest.raises(OperantError, match="stopped while 1 of 1 items waited for labels"):
+        with pytest.raises(StoppedError, match="stopped while 1 of 1 items waited for labels"):
             reward(rollouts("e", "f"))
     finally:
         machine.stop_asked.clear()

@@ -46,13 +46,13 @@ def found(*given):
 def test_the_forms_of_rows():
     yes, no = ({"role": "assistant", "content": text} for text in ("yes", "no"))
     whole, pair, talk, grouped = found(
-        {"id": 12, "prompt": "p", "replies": ["a", "b"], "sources": ["x", "y"]},
+        {"id": 12, "prompt": "p", "replies": ["a", "b"], "sources": ["x", [None, 3]]},
         {"prompt": "p", "reply": "a", "source": "x"},
         {"prompt": "q", "chosen": "a", "rejected": "b"},
         {"prompt": "p", "reply": "b", "source": "y"},
         {"chosen": [*TALK, yes | {"extra": 1}], "rejected": [*TALK, no]},
     )
-    assert (whole.id, whole.replies, whole.sources) == ("12", ("a", "b"), ("x", "y"))
+    assert (whole.id, whole.replies, whole.sources) == ("12", ("a", "b"), ("x", ["3"]))
     assert (grouped.prompt, grouped.replies, grouped.sources) == ("p", ("a", "b"), ("x", "y"))
     assert (pair.prompt, pair.replies) == ("q", ("a", "b"))
     assert [(label.labeller, label.answer) for label in pair.given] == [("import", {"best": 0})]

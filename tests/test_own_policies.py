@@ -2,6 +2,8 @@
 
 import math
 from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,6 +85,8 @@ def test_a_policy_of_transformers_may_have_a_generate_of_its_own():
     with pytest.raises(OperantError, match="policy Policy lacks a method `generate`"):
         OwnEngine(policy)
     policy.__class__ = type("Repeating", (Policy,), {"generate": lambda self, prompts, *_: [given(p) for p in prompts]})
+    instance = SimpleNamespace(version=3, generate=policy.generate)  # its class has none
+    assert OwnEngine(instance).generate([[7]], PURE, [0]) == [replace(given([7]), version=3)]
     assert [made.action for made in OwnEngine(policy).generate([[3], [5]], PURE, [0, 1])] == [[3], [5]]
 
 

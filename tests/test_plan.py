@@ -12,7 +12,7 @@ import torch
 from cases import cases
 from plans import SMALL, four_layers
 from toys import letters, lm
-from transformers import MegatronBertConfig
+from transformers import BartConfig, MegatronBertConfig
 
 from operant import Learner, OperantError, machine
 from operant.runs.config import configure
@@ -86,11 +86,14 @@ def test_fake_tensors_count_as_much_as_real_ones(kind):
         assert counted == pytest.approx(most(memory), rel=0.02) and counted > 10_000
 
 
-def test_a_causal_model_with_a_cache_of_two_sides_is_planned(tmp_path):
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    MegatronBertConfig(
-        **shape, vocab_size=64, is_decoder=True, architectures=["MegatronBertForCausalLM"]
-    ).save_pretrained(tmp_path)
+@cases(
+    (MegatronBertConfig, {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}),
+    (BartConfig, {"decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}),
+)
+def test_a_causal_model_with_a_cache_of_two_sides_is_planned(config, shape, tmp_path):
+    known = {"hidden_size": 16, "vocab_size": 64, "is_decoder": True, "is_encoder_decoder": False}
+    known["architectures"] = [config.__name__.replace("Config", "ForCausalLM")]
+    config(**shape, **known).save_pretrained(tmp_path)
     letters().save_pretrained(tmp_path)
     keys_and_values = 2 * 2 * 16  # of two layers, for each of 4 + 6 tokens of 8 replies, in 4 bytes
     assert planned(tmp_path, device="cpu").phases["generation and scoring"]["cache"] == 8 * 10 * keys_and_values * 4

@@ -1,15 +1,17 @@
 """Two ranks log and learn the same as one process: metrics are pooled as sums and counts, statistics over all ranks."""
 
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from cases import cases
 from rigs import DEALT, REPLIES, SCORES, on_ranks, said
 from toys import lm
 
-from operant import Batch, Learner, OperantError, Policy, Task, ValueOptions, distributed
+from operant import Batch, Learner, OperantError, Policy, Task, ValueOptions, distributed, machine
 from operant.metrics import collect
 from operant.objectives.advantages import whiten
 from operant.rewards import judge
@@ -87,6 +89,23 @@ def probed() -> list[str]:
     return heard
 
 
+def judged_slowly() -> tuple[int, str]:
+    """How often a rank beats while the first one judges for a second, and by whose word it goes on."""
+    distributed.store, before = dist.distributed_c10d._get_default_store(), machine.beats
+    try:
+        told = distributed.on_first(lambda: time.sleep(1) or f"rank {distributed.rank()}")
+    finally:
+        distributed.store = None
+    return machine.beats - before, told
+
+
+def probed_apart(rank: int) -> list[int]:
+    """The scored tokens of each reply where each rank has a server of its own, whose replies differ."""
+    learner = Learner(lm(), max_tokens=4 + rank, fixed_length=True)
+    rows, _ = Probes(learner, [Task("a", [5, 6]), Task("b", [7])], lambda rs: [[1.0] * r.count for r in rs]).ask()
+    return [len(row["returns"]) for row in rows]
+
+
 def ranks_work(rank: int, world: int) -> dict:
     x, where = numbers()
     rows = slice(0, 4) if rank == 0 else slice(4, 6)
@@ -108,6 +127,8 @@ def ranks_work(rank: int, world: int) -> dict:
         "learnt": learnt(DEALT[rank]),
         "parts": learnt_in_parts(DEALT[rank]),
         "probed": probed(),
+        "slowly": judged_slowly(),
+        "apart": probed_apart(rank),
     }
 
 
@@ -170,3 +191,9 @@ def test_two_ranks_move_what_one_process_moves_without_gradients(ranks):
 def test_what_fails_in_the_probes_of_one_rank_is_heard_on_all(ranks):
     (engine, reward), other = (ranks[rank]["probed"] for rank in (0, 1))
     assert "no engine on rank 1" in engine and "no judge on rank 0" in reward and [engine, reward] == other
+
+
+def test_the_first_rank_judges_equal_replies_and_the_others_wait_alive(ranks):
+    (_, first), (beats, told) = (ranks[rank]["slowly"] for rank in (0, 1))
+    assert first == told == "rank 0" and beats > 5
+    assert [ranks[rank]["apart"] for rank in (0, 1)] == [[4, 4], [5, 5]]

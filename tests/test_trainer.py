@@ -116,6 +116,9 @@ class Watching(Observer):
     def after_step(self, run):
         self.called(f"step {run.metrics[-1]['step']:.0f}")
 
+    def at_failure(self, run):
+        self.called("failure")
+
     def at_end(self, run):
         assert (run.path / "export/config.json").is_file() and (run.path / "report.html").is_file()
         self.called("end")
@@ -130,6 +133,24 @@ def test_observers_are_called_and_one_that_raises_is_logged(tmp_path, way, capsy
     assert all(f"broken one failed: ValueError: no {x}" in log for x in watching[0].calls) and "sound one" not in log
     told_of = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
     assert told_of == ["operant: the broken one failed: ValueError: no start (later failures are in log.txt alone)"]
+
+
+@pytest.mark.parametrize("call", [3, 4])
+def test_an_error_of_a_step_or_of_its_evaluation_is_heard_and_reported(call, tmp_path):
+    """The calls of the reward: before training, then in each step for its replies and for the held-out ones."""
+    watching, calls, report = Watching("observer"), [], tmp_path / "run/report.html"
+
+    def fails(rollouts):
+        calls.append(len(rollouts))
+        if len(calls) <= call:
+            return count_a(rollouts)
+        report.unlink(missing_ok=True)
+        return 1 / 0
+
+    given = {"out": tmp_path / "run", "evaluate": TASKS, "evaluate_every": 1, "probes": 0}
+    with pytest.raises(OperantError, match="ZeroDivisionError"):
+        train(model(), TASKS, fails, observers=[watching], **SHORT | given)
+    assert watching.calls == ["start", "step 1", "failure"] and report.is_file()
 
 
 @pytest.mark.parametrize("observers", [Observer(), [Observer], [print], None])

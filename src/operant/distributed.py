@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from operant.machine import beat
 from operant.tally import Tally
 from operant.types import Divided, HeardError, OperantError, shown
 
@@ -28,6 +29,10 @@ MEETING = timedelta(minutes=5)
 """How long the ranks wait for each other at the start."""
 met = False
 """Whether this process has looked for other ranks: before, an error is most likely that of all of them."""
+store: dist.Store | None = None
+"""Where the ranks that `launched` has brought together leave words for each other."""
+calls = 0
+"""How often `on_first` was called."""
 WAIT = 30.0
 """Minutes that a rank waits for the others afterwards, unless `launched` is told otherwise: torch's own default."""
 
@@ -51,14 +56,15 @@ def launched(minutes: float = 0.0) -> Iterator[None]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ or dist.is_initialized():
         yield
         return
-    global met
+    global met, store
     met = True
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        store, number, count = next(dist.rendezvous("env://", timeout=MEETING))
-        options = {"store": fresh_store(store, number, count), "rank": number, "world_size": count}
+        meeting, number, count = next(dist.rendezvous("env://", timeout=MEETING))
+        store = fresh_store(meeting, number, count)
+        options = {"store": store, "rank": number, "world_size": count}
         dist.init_process_group(backend, timeout=timedelta(minutes=minutes or WAIT), **options)
     except (RuntimeError, ValueError) as error:
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -74,6 +80,7 @@ def launched(minutes: float = 0.0) -> Iterator[None]:
         how = "the same command with --resume goes on from the last checkpoint"
         raise OperantError(f"rank {number} of {count} {what}: {_first_line(error)}; {how}") from error
     finally:
+        store = None
         dist.destroy_process_group()
 
 
@@ -200,6 +207,30 @@ def check_equal(what: str, facts: Mapping[str, object]) -> None:
         told.append(f"{value} on rank{'s' * (len(on) > 1)} {', '.join(map(str, on[:3]))}{more}")
     differs = f"the ranks have different {what}: {name} is {'; '.join(told)}"
     agree(OperantError(f"{differs}. Start every rank with the same command, versions and files"))
+
+
+def on_first(work: Callable[[], Item]) -> Item:
+    """Call `work` on the first rank alone and return its result, for which the others wait as long as it takes.
+
+    An OperantError is raised on all. Every rank must call.
+    """
+    global calls
+    calls += 1
+    done = f"done/{calls}"
+
+    def called() -> list[Item]:
+        if rank() > 0:
+            while store is not None and not store.check([done]):  # a collective would time out
+                time.sleep(0.05)
+                beat()
+            return []
+        try:
+            return [work()]
+        finally:
+            if store is not None:
+                store.set(done, "")
+
+    return gathered(together(called))[0][0]
 
 
 def together(work: Callable[[], Item]) -> Item:

@@ -60,6 +60,10 @@ def is_real(number: object) -> bool:
     return isinstance(number, Real) and abs(number) <= LARGEST_FLOAT
 
 
+class StoppedError(OperantError):
+    """A step gives up because the run shall end, and no more than that is wrong."""
+
+
 class HeardError(OperantError):
     """An error that another rank has met and says: of all ranks, only one prints it."""
 

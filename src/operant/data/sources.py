@@ -344,8 +344,9 @@ def split_off(tasks: list[Task], part: float, seed: int) -> tuple[list[Task], li
     for task in tasks:
         of_prompt.setdefault(str(task.prompt) if task.scores else f"id {task.id}", []).append(task.id)
     groups = list(of_prompt.values()) if len(of_prompt) > 1 else [[task.id] for task in tasks]
+    groups.sort(key=lambda ids: counter(seed, "held out", ids[0]))
     chosen = set[str]()
-    for ids in sorted(groups, key=lambda ids: counter(seed, "held out", ids[0])):
-        if len(chosen) < count and len(chosen) + len(ids) < len(tasks):
-            chosen |= {*ids}
+    for ids in groups:
+        chosen |= {*ids} if len(chosen) + len(ids) <= count else set()
+    chosen = chosen or {*min(groups, key=len)}
     return [task for task in tasks if task.id not in chosen], [task for task in tasks if task.id in chosen]

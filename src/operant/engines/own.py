@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from inspect import getattr_static
 
 from operant.models.base import PolicyBase
 from operant.sampling import Sampling
@@ -12,7 +13,7 @@ class OwnEngine:
     """Calls `policy.generate`. `policy` is the policy in training, so `sync` copies no weights."""
 
     def __init__(self, policy: PolicyBase):
-        if not hasattr(policy, "generate") or type(policy).generate is PolicyBase.generate:
+        if not hasattr(policy, "generate") or getattr_static(type(policy), "generate", None) is PolicyBase.generate:
             raise OperantError(f"policy {type(policy).__name__} lacks a method `generate`: write it, or name an engine")
         self.sync(policy, policy.version)
 

@@ -27,7 +27,7 @@ from operant.sampling import token_pieces
 from operant.storage import atomic_io
 from operant.training import refused_step
 from operant.training.refused_step import RefusedStep
-from operant.types import OperantError
+from operant.types import OperantError, StoppedError
 from operant.watchdog import Watchdog
 
 
@@ -44,7 +44,10 @@ class Observer:
         """Called after every step, and after its checkpoint if one was due."""
 
     def at_end(self, run: "Run") -> None:
-        """Called at the end of the run: it is complete, interrupted, or too many of its steps were refused."""
+        """Called at the end of the run: it is complete or interrupted."""
+
+    def at_failure(self, run: "Run") -> None:
+        """Called before an error ends the run."""
 
     def likely_cause(self, run: "Run") -> str | None:
         """The likely cause of refused steps, as part of a sentence; None if this observer knows none."""
@@ -114,6 +117,12 @@ class Run:
                     self.checkpoints.save_when_due()
                     self.observe(lambda observer: observer.after_step(self))
                 yield self
+        except StoppedError as error:  # in the middle of a step
+            self.folder.log_message(str(error))
+            self.interrupted = True
+        except OperantError:
+            self.observe(lambda observer: observer.at_failure(self))
+            raise
         except GeneratorExit:  # the caller has left its loop; other ranks meet this one at the head of theirs
             if self.stopped:
                 distributed.largest(1)
@@ -204,7 +213,6 @@ class Run:
                 # Ranks that write together would wait for each other, unless all of them raise this error.
                 if vars(error).get("agreed") or self.state.ranks is None:
                     self.checkpoints.save_before_error()
-            self.observe(lambda observer: observer.at_end(self))
             if notes and str(error).startswith("no reply is left"):
                 raise OperantError(f"no reply is left to train on: {notes[-1]}") from error
             raise
@@ -222,7 +230,6 @@ class Run:
         if self.learner.progress.refused < refused_step.IN_A_ROW:
             return
         self.checkpoints.save_before_error()
-        self.observe(lambda observer: observer.at_end(self))
         causes = self.observe(lambda observer: observer.likely_cause(self))
         why = next((f"Likely {cause}. " for cause in causes if cause is not None), "")
         refused = f"{self.learner.progress.refused} steps in a row were refused, the last one was step {step}"

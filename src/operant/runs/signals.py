@@ -80,7 +80,9 @@ def stop_on_signal() -> Iterator[StopRequest]:
                 signal.signal(each, signal.SIG_DFL)
         stop.by, begun = number, time.monotonic()
         stop_asked.set()
-        text = f"signal {signal.Signals(number).name}: the run ends after this step; a second one ends it immediately"
+        later = f" more than {PAIR:g} seconds later" if relayed else ""
+        name = signal.Signals(number).name
+        text = f"signal {name}: the run ends after this step; a second one{later} ends it immediately"
         with suppress(OSError):  # print would fail if the signal interrupted a print
             os.write(2, f"\n{text}\n".encode())
         stop.on_request(text)

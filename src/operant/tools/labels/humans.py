@@ -18,7 +18,7 @@ from operant.data.replies import scores_of
 from operant.machine import beat, stop_asked
 from operant.tools.labels.items import MOST, Item
 from operant.tools.labels.store import Label, Store
-from operant.types import OperantError, RewardFn, Rollout, require
+from operant.types import OperantError, RewardFn, Rollout, StoppedError, require
 
 POLL = 1.0
 """Seconds between two looks into the database."""
@@ -79,10 +79,14 @@ class Humans:
         store.add_items([item for item, _ in items.values()])
         given = self._wait(store, list(items))
         if items and not any(given.values()):
-            raise OperantError(
-                f"nobody labelled any of {len(items)} items within {self.minutes:g} minutes: open the page (operant "
-                f"label {self.path}) and resume the run, which asks for them again"
-            )
+            missed = store.lacking(list(items), self.labellers)
+            why = f"nobody labelled any of {len(items)} items within {self.minutes:g} minutes"
+            why = why if missed else f"all of {len(items)} items were skipped"
+            for skip in store.skipped():  # else nobody would see them again
+                if skip.item in items:
+                    store.undo(skip.labeller, skip.number)
+            how = f"open the page (operant label {self.path}) and resume the run, which asks for them again"
+            raise OperantError(f"{why}: {how}")
         for name, (item, places) in items.items():
             answers = [_between(label.answer, len(item.replies)) for label in given[name]]
             for place, number in places:
@@ -92,14 +96,16 @@ class Humans:
 
     def _wait(self, store: Store, ids: list[str]) -> dict[str, list[Label]]:
         """The labels of the items, as far as there are any in time; items without enough are closed."""
-        given, left = store.wait(ids, count=self.labellers, timeout=0), 60 * self.minutes
+        left = 60 * self.minutes
         if store.lacking(ids, self.labellers):
             print(f"{len(ids)} items wait for labels: operant label {self.path}", file=sys.stderr)
         while left > 0 and (lacking := store.lacking(ids, self.labellers)):
             if stop_asked.is_set():
-                raise OperantError(f"stopped while {len(lacking)} of {len(ids)} items waited for labels: resume later")
-            given, left = store.wait(ids, count=self.labellers, timeout=POLL), left - POLL
+                raise StoppedError(f"stopped while {len(lacking)} of {len(ids)} items waited for labels: resume later")
+            store.wait(ids, count=self.labellers, timeout=POLL)
+            left -= POLL
             beat()  # people are slow, and the run does not hang
+        given = store.wait(ids, count=self.labellers, timeout=0)
         store.close_items(name for name, labels in given.items() if len(labels) < self.labellers)
         return given
 

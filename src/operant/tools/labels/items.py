@@ -143,7 +143,8 @@ def item_of_row(row: Mapping[str, object], where: str) -> Item:
     sources = row.get("sources", ())
     if not isinstance(sources, (list, tuple)):
         raise OperantError(f"{where}: sources is {shown(sources)}; it must be a list with a name for each reply")
-    sources = tuple(source if source is None or isinstance(source, list) else str(source) for source in sources)
+    whole = ([str(s) for s in x if s is not None] if isinstance(x, list) else x for x in sources)
+    sources = tuple(x if x is None or isinstance(x, list) else str(x) for x in whole)
     return Item(_id(row, prompt, replies), prompt, replies, sources, tuple(given))
 
 

@@ -139,7 +139,7 @@ class MemoryModel:
         out = self.policy.model(**self._ids(rows, prompt, 1), use_cache=True)
         prefill, cache = self.memory.most - before, cache_of(out)
         layers: Sequence[Any] = (cache.self_attention_cache if hasattr(cache, "self_attention_cache") else cache).layers
-        cached = bytes_of(tensor for layer in layers for tensor in (layer.keys, layer.values))
+        cached = bytes_of(x for layer in layers for x in (layer.keys, layer.values) if x is not None)
         grown = reply if self.policy.encoder_decoder else (prompt + reply) / max(prompt, 1)
         return {"cache": cached * grown, "sampling": max(prefill - cached, 24.0 * rows * self.policy.vocabulary)}
 

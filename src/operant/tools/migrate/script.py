@@ -27,7 +27,7 @@ ORDER = {
     "grpo": COMPARED,
     "rloo": COMPARED,
     "dpo": LABELLED,
-    "kto": LABELLED,
+    "kto": LABELLED[:3],  # the fourth has been another one
     "ppo": ("args", "processing_class", "model", "ref_model", "reward_model", "train_dataset", "value_model"),
     "sft": ("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class"),
 }
@@ -148,7 +148,10 @@ class _Script(TrlxCalls):
     def _trainer(self, call: Node, algorithm: str, known: dict[str, list[Configuration]], made_here: bool) -> str:
         """A trainer becomes `operant.train`; returns what it is assigned to. made_here: whether the script calls its
         configuration, which is a mapping then."""
-        arguments, stars = self.arguments(call, *ORDER.get(algorithm, ORDER["sft"]))
+        order = ORDER.get(algorithm, ORDER["sft"])
+        arguments, stars = self.arguments(call, *order)
+        if any(not argument.star and argument.keyword is None for argument in call.args[len(order) :]):
+            self.above(call, f"arguments behind {order[-1]} without a name are left out: name them, and convert again")
         for star in stars:
             self.above(call, f"{star}: its arguments need operant's names too")
         arguments["processing_class"] = arguments.pop("tokenizer", arguments.get("processing_class"))

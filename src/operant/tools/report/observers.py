@@ -48,6 +48,8 @@ class ReportObserver(Observer):
         with self._pace, run.learner.clock.timing("report"):
             write_report(run.path)
 
+    at_failure = at_end
+
 
 class DiagnosisObserver(Observer):
     """Reports each problem and each warning to the log and the trackers once, when it is first found."""

@@ -112,9 +112,9 @@ def in_reward_units(history: History) -> Sequence[Metrics]:
     """
     if history.supervised:  # labels are no rewards, so that a charge for KL and what is left of them do not exist
         return [{name: x for name, x in m.items() if not name.startswith("reward/")} for m in history.metrics]
-    altered = [history.option(f"score.{n}") for n in ("clip", "missing_stop", "overlong_tokens", "truncate_token")]
+    altered = any(history.option(f"score.{name}") is not None for name in ("clip", "missing_stop", "truncate_token"))
     scaled = history.option("score.normalise") or history.option("score.scale")
-    if not scaled or any(x not in (None, 0) for x in altered):
+    if not scaled or altered or history.option("score.overlong_tokens"):
         return history.metrics
     rows = []
     for m in history.metrics:
