@@ -327,13 +327,3 @@ def waits_to_start(folder):
         print("no licence", flush=True)
         os._exit(3)
     return lambda request: request
-
-
-def moody(rollouts):
-    """By the last letter of its task's id, a sample fails, hangs, is not judged, or gets 1."""
-    (letter,) = {r.task.id[-1] for r in rollouts}
-    if letter == "e":
-        raise ValueError("no mood for it")
-    while letter == "t":
-        time.sleep(1)
-    return [None if letter == "a" else 1.0 for _ in rollouts]

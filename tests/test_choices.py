@@ -1,5 +1,6 @@
 """A choice among options is one action: its distribution, gradient and KL, with and without generated replies."""
 
+import math
 from copy import copy
 from itertools import product
 
@@ -245,14 +246,16 @@ def test_free_and_choice_turns_together_score_as_drawn(kind, more):
 
 def test_given_choices_are_learnt_by_their_share_of_options():
     """Supervised: the loss is minus the log-prob among the options, and one choice is one action."""
-    model = lm(vocab=24).double()
-    learner = Learner(model, algorithm="sft", lr=0.0, temperature=0.5)
+    model = lm(vocab=40).double()
+    learner = Learner(model, tokenizer=letters(), algorithm="sft", lr=0.0, temperature=0.5)
     rollouts = [
-        Rollout(Task(str(i), p), i, [Turn(p, o[-1], options=o, chosen=len(o) - 1)], [""])
+        Rollout(Task(str(i), p), i, [Turn(p, o[-1], options=o, chosen=len(o) - 1)], ["up"])
         for i, (p, o) in enumerate(zip(PROMPTS, OPTIONS, strict=True))
     ]
     logprobs = [float(right(model, p, o)[-1]) for p, o in zip(PROMPTS, OPTIONS, strict=True)]
-    assert learner.learn(rollouts, None)["supervised/loss"] == pytest.approx(-sum(logprobs) / 3, rel=1e-6)
+    metrics = learner.learn(rollouts, None)
+    assert metrics["supervised/loss"] == pytest.approx(-sum(logprobs) / 3, rel=1e-6)
+    assert metrics["supervised/bits_per_byte"] == pytest.approx(-sum(logprobs) / math.log(2) / 6, rel=1e-6)
 
 
 def test_micro_batches_and_a_bundle_keep_choices(tmp_path):

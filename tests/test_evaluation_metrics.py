@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import pytest
 import sacrebleu
@@ -110,13 +111,17 @@ def test_a_run_has_them_in_every_place(own, tmp_path, capsys):
     expected = {f"evaluate/{name}" for name in ("bleu", "exact_match", "exact_match_std", "short", "short_std")}
     expected |= {"evaluate/both/mean", "evaluate/bleu_before", "evaluate/short_before", "evaluate/both/mean_before"}
     assert all(expected <= line.keys() for line in lines)
-    plain = json.loads((tmp_path / "run/evaluation.json").read_text())["after"]
+    before, plain = json.loads((tmp_path / "run/evaluation.json").read_text()).values()
+    assert lines[-1]["evaluate/bleu_before"] == before["metrics"]["bleu"]
     assert set(plain["metrics"]) == {"bleu", "bleu/sentence", "exact_match", "short", "both/mean"}
     texts = [reply["reply"] for reply in plain["replies"]]
     assert plain["metrics"]["both/mean"] == sum(map(len, texts)) / 3 == lines[-1]["evaluate/both/mean"]
     truth = sacrebleu.BLEU(max_ngram_order=1).corpus_score(texts, [["a b"] * 3, ["b"] * 3]).score
     assert plain["metrics"]["bleu"] == truth == lines[-1]["evaluate/bleu"]
-    assert [reply["metrics"]["short"] for reply in plain["replies"]] == [float(len(t.split()) <= 1) for t in texts]
+    short = [float(len(t.split()) <= 1) for t in texts]
+    assert [reply["metrics"]["short"] for reply in plain["replies"]] == short
+    told = [lines[-1][f"evaluate/{name}"] for name in ("short", "short_std", "exact_match")]
+    assert told == pytest.approx([fmean(short), pstdev(short), fmean(t.strip() in ("a b", "b") for t in texts)])
     assert run.best["metric"] == "evaluate/both/mean"
     again = Evaluation.from_plain(plain)
     assert again.metrics() == run.after.metrics() and again.chosen() == plain["metrics"]

@@ -51,7 +51,9 @@ def test_the_metrics_of_two_games_by_hand():
         "memory/turns_fit": 5 / 6,
         "memory/forgotten_tokens": 10 / 6,
     }
-    assert of_replies([rollout(won), rollout(lost)])["game/turns_to_win"] == [5, None]
+    each = {"won": [1, 0], "score": [1, 1 / 4], "turns": [5, 3], "turns_to_win": [5, None]}
+    each["optimum_ratio"] = [5 / 3, None]
+    assert of_replies([rollout(won), rollout(lost)]) == {f"game/{name}": found for name, found in each.items()}
     assert of_games([Rollout(Task("a", "b"), 0, [], [])]).result() == {} == of_replies([])
 
 

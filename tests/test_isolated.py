@@ -227,6 +227,7 @@ def test_a_function_of_the_script_itself(guard, printed, tmp_path, capsys):
 def test_each_outcome_is_handled_as_configured():
     both = rollouts(19)
     assert judge(isolated(hostile.raises, on_error=-1.0), both).scores == [*map(float, range(17)), -1.0, 18.0]
+    assert judge(isolated(hostile.abstains, on_abstain=0.25), both).scores[17] == 0.25
     stopped = r"'raises' raised ValueError: no such word .*while judging task 't/17'.*on_error"
     with pytest.raises(OperantError, match=stopped):
         judge(isolated(hostile.raises, on_error="stop"), both)

@@ -5,7 +5,6 @@ A table for each run says, name by name, what its steps must have logged. A metr
 
 import json
 import math
-import sys
 import time
 from dataclasses import replace
 from functools import cached_property, partial
@@ -15,25 +14,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import sacrebleu
 import torch
 from again import END, Bare, Episode, Rules, Update, flat, k3, mean, std, watched, weights_of
-from houses import SHORTEST, House, ways
 from rigs import said
-from toys import bare_logprobs, letters, lm
+from toys import letters, lm
 from worlds import Turns
 
-from operant import Judgement, Learner, Policy, Rollout, Step, Task, Turn, isolated, machine
+from operant import Learner, Policy, Rollout, Step, Task, Turn, machine
 from operant.api import runs
-from operant.data.demonstrations import Demonstrations
 from operant.metrics.registry import METRICS, describe
 from operant.rewards.combine import weighted
 from operant.runs import evaluate
 from operant.tools.report import observers
 
 V = 40
-TESTS = Path(__file__).parent
-sys.path.append(str(TESTS.parent / "docs/extending/src"))
 
 UPDATE = {
     "policy/loss": lambda s: mean(s.update.all("policy")),
@@ -73,31 +67,15 @@ DOORS = ["up", "go on", "inn"]
 GAMMA, LAM, TURN_GAMMA, TURN_LAM, COEF, TARGET, HORIZON, CLIP = 0.97, 0.9, 0.8, 0.5, 0.1, 3.0, 30, 1.2
 RULES = Rules(whiten=True, entropy_coef=0.01, loss_coef=0.05, temperature=0.7, bound=0.5)
 WORDS = ["ab", "cde", "fg", "h", "ijk", "lm", "nop", "q", "rs", "tuv", "wx", "y", "za", "ban", "ed", "o"]
-FAIR = {
-    "steps": 2,
-    "batch": 32,
-    "samples": 2,
-    "max_tokens": 5,
-    "temperature": RULES.temperature,
-    "stop_tokens": (END, 4, 8, 12, 18, 22),
-    "on_length": "drop",
-    "epochs": 2,
-    "minibatch": 4,
-    "micro_tokens": 64,
-    "optimizer": {"lr": 1e-3, "schedule": "linear", "warmup": 0.5},
-    "max_grad_norm": RULES.bound,
-    "score": {"scale": True, "normalise": True, "clip": CLIP},
-    "kl": {"kind": "k2", "coef": COEF, "control": "adaptive", "target": TARGET, "horizon": HORIZON}
-    | {"loss_coef": RULES.loss_coef, "loss_kind": "k3"},
-    "entropy_coef": RULES.entropy_coef,
-    "value.init": "normal",
-    "advantage": {"gamma": GAMMA, "lam": LAM, "turn_gamma": TURN_GAMMA, "turn_lam": TURN_LAM}
-    | {"whiten_scope": "minibatch"},
-    "evaluate_every": 1,
-    "evaluation.samples": 2,
-    "probes": 16,
-    "probe_every": 1,
-}
+FAIR = {"steps": 2, "batch": 32, "samples": 2, "max_tokens": 5, "temperature": RULES.temperature, "on_length": "drop"}
+FAIR |= {"stop_tokens": (END, 4, 8, 12, 18, 22), "epochs": 2, "minibatch": 4, "micro_tokens": 64}
+FAIR |= {"optimizer": {"lr": 1e-3, "schedule": "linear", "warmup": 0.5}, "max_grad_norm": RULES.bound}
+FAIR |= {"score": {"scale": True, "normalise": True, "clip": CLIP}, "entropy_coef": RULES.entropy_coef}
+FAIR["kl"] = {"kind": "k2", "coef": COEF, "control": "adaptive", "target": TARGET, "horizon": HORIZON}
+FAIR["kl"] |= {"loss_coef": RULES.loss_coef, "loss_kind": "k3"}
+FAIR["advantage"] = {"gamma": GAMMA, "lam": LAM, "turn_gamma": TURN_GAMMA, "turn_lam": TURN_LAM}
+FAIR["advantage"] |= {"whiten_scope": "minibatch"}
+FAIR |= {"value.init": "normal", "evaluate_every": 1, "evaluation.samples": 2, "probes": 16, "probe_every": 1}
 
 
 def pays(turn, text):
@@ -642,197 +620,6 @@ SUPERVISED = {
 }
 
 
-def chosen(folder, patch):
-    """Choices that somebody made: each is one action, of several tokens."""
-    learner = Learner(lm(vocab=V, spread=0.2).double(), tokenizer=letters(), algorithm="sft")
-    bare, texts = Bare(weights_of(learner.policy)), ["go on", "inn"]
-    options = [letters()(text, add_special_tokens=False)["input_ids"] for text in DOORS]
-    turns = [Turn([5, 6], options[DOORS.index(t)], options=options, chosen=DOORS.index(t)) for t in texts]
-    rollouts = [Rollout(Task(t, [5, 6]), i, [turn], [t]) for i, (t, turn) in enumerate(zip(texts, turns))]
-    cost = [-float(bare.numbers(r)[0][0]) for r in rollouts]
-    return [SimpleNamespace(logged=learner.learn(rollouts, None), cost=cost, bytes=len("".join(texts)))]
-
-
-CHOSEN = {
-    "supervised/loss": lambda s: mean(s.cost),
-    "supervised/bits_per_byte": lambda s: sum(s.cost) / math.log(2) / s.bytes,
-}
-
-
-def stale(folder, patch):
-    """A step on replies of now, of two steps ago and of three, which is more than the bound."""
-    options = {"importance": "token", "importance_cap": 1.2, "max_staleness": 2, "optimizer.lr": 0.02, "epochs": 1}
-    learner = Learner(lm(vocab=V), max_tokens=5, **options, **{"kl.coef": 0.0, "watch_every": 0})
-    every = [learner.generate(PROMPTS[:4])]
-    for _ in range(3):
-        now = learner.generate(PROMPTS[4:])
-        learner.step(now, [float(sum(r.ids)) for r in now])
-        every.append(learner.generate(PROMPTS[:4]))
-    given = [*every[0], *every[1], *every[3]]
-    before = {id(r): bare_logprobs(learner.policy.model, r.turns[0].prompt, r.ids) for r in given}
-    logged = learner.step(given, [float(sum(r.ids)) for r in given])
-    ratios = [before[id(r)] - torch.tensor(r.turns[0].logprobs) for r in given[4:]]
-    return [SimpleNamespace(logged=logged, ratios=torch.cat(ratios).exp().tolist())]
-
-
-STALE = {
-    "rollout/staleness": lambda s: (2 * 4 + 0 * 4) / 8,
-    "rollout/staleness_max": lambda s: 2,
-    "rollout/too_stale": lambda s: 4 / 12,
-    "rollout/importance_mean": lambda s: pytest.approx(mean([min(x, 1.2) for x in s.ratios]), rel=1e-4),
-    "rollout/importance_clipped": lambda s: mean([x > 1.2 for x in s.ratios]),
-}
-
-
-def two_sources(folder, patch):
-    """PPO on three replies of the policy, and imitation of two given ones."""
-    known = {"max_tokens": 4, "imitation_coef": 0.5, "epochs": 1, "watch_every": 0}
-    learner = Learner(lm(vocab=V), algorithm="operant_example.two_sources:PPO_PTX", **known)
-    tasks = [Task(f"given/{i}", [4 + i], replies=([6, 7, 8][: i + 1],)) for i in range(2)]
-    given = Demonstrations(None, END).rollouts(tasks)
-    before = [bare_logprobs(learner.policy.model, r.turns[0].prompt, r.ids) for r in given]
-    logged = learner.learn([*learner.generate([[4], [5], [6]]), *given], [1.0, 0.0, 2.0, None, None])
-    return [SimpleNamespace(logged=logged, given=torch.cat(before).tolist())]
-
-
-TWO_SOURCES = {
-    "given/count": lambda s: 2,
-    "given/logprob": lambda s: pytest.approx(mean(s.given), rel=1e-4),
-    "given/loss": lambda s: pytest.approx(-0.5 * mean(s.given), rel=1e-4),
-    "rollout/count": lambda s: 3,
-    "reward/mean": lambda s: 1.0,
-}
-
-
-def games(folder, patch):
-    learner = Learner(lm(vocab=V), tokenizer=letters(), env=House(max_turns=20), max_tokens=4, **{"kl.coef": 0.0})
-    tasks, held = ([Task(f"{name}/{i}", "go") for i in range(12)] for name in ("house", "unseen"))
-    played = learner.play(tasks)
-    judged = evaluate.Evaluator(learner, held, None, evaluate.EvaluationOptions())()
-    known = {"held": [r.info["game"] for r in judged.rollouts], "games": [r.info["game"] for r in played]}
-    return [SimpleNamespace(logged=judged.metrics() | learner.learn(played, [0.0] * len(played)), **known)]
-
-
-def of_turns(of):
-    return lambda s: mean([of(turn) for game in s.games for turn in game["turns"]])
-
-
-def to_win(games):
-    return [len(game["turns"]) for game in games if game["won"]]
-
-
-GAMES = {
-    "game/won": lambda s: len(to_win(s.games)) / 12,
-    "game/lost": lambda s: 0,
-    "game/score": lambda s: len(to_win(s.games)) / 12,
-    "game/turns": lambda s: mean([len(game["turns"]) for game in s.games]),
-    "game/turns_to_win": lambda s: mean(to_win(s.games)),
-    "game/optimum_ratio": lambda s: mean(to_win(s.games)) / SHORTEST,
-    "game/examples": lambda s: 0,
-    "game/states_per_1000": lambda s: (
-        1000
-        * len({f"{game['name']} {turn['key']}" for game in s.games for turn in game["turns"]})
-        / sum(len(game["turns"]) for game in s.games)
-    ),
-    "actions/valid": of_turns(lambda turn: turn["command"] in ways(turn["place"])),
-    "actions/copied_from_prompt": lambda s: 0,
-    "actions/empty": of_turns(lambda turn: not turn["command"]),
-    "memory/turns_fit": of_turns(lambda turn: turn["fit"]),
-    "memory/forgotten_tokens": of_turns(lambda turn: turn["forgotten"]),
-    "evaluate/game/won": lambda s: len(to_win(s.held)) / 12,
-    "evaluate/game/score": lambda s: len(to_win(s.held)) / 12,
-    "evaluate/game/turns": lambda s: mean([len(game["turns"]) for game in s.held]),
-    "evaluate/game/turns_to_win": lambda s: mean(to_win(s.held)),
-    "evaluate/game/optimum_ratio": lambda s: mean(to_win(s.held)) / SHORTEST,
-}
-
-
-def measured(folder, patch):
-    """Held-out replies, of which every second equals its reference, against other texts."""
-    learner = Learner(lm(vocab=V), tokenizer=letters(), max_tokens=8)
-    options = evaluate.EvaluationOptions(metrics="bleu,chrf,distinct,exact_match,operant.metrics.evaluation:ExactMatch")
-    plain = evaluate.EvaluationOptions()
-    tasks = [Task(f"t/{i}", word) for i, word in enumerate(WORDS)]
-    said = [r.reply for r in evaluate.Evaluator(learner, tasks, lengths_of, plain)().rollouts]
-    references = [(text, "a b") if i % 2 else ("a the den",) for i, text in enumerate(said)]
-    tasks = [replace(task, references=texts) for task, texts in zip(tasks, references, strict=True)]
-    made = evaluate.Evaluator(learner, tasks, lengths_of, options)()
-    return [SimpleNamespace(logged=made.metrics() | made.as_before(), said=said, references=references)]
-
-
-def lengths_of(rollouts):
-    return [float(len(r.reply)) for r in rollouts]
-
-
-def equal(step):
-    return [float(text.strip() in [r.strip() for r in texts]) for text, texts in zip(step.said, step.references)]
-
-
-def streams(step):
-    return [[texts[k] if k < len(texts) else None for texts in step.references] for k in range(2)]
-
-
-def pairs_of(step):
-    return [pair for text in step.said for pair in pairwise(words(text))]
-
-
-MEASURED = {
-    "evaluate/bleu": lambda s: sacrebleu.corpus_bleu(s.said, streams(s)).score,
-    "evaluate/chrf": lambda s: sacrebleu.corpus_chrf(s.said, streams(s)).score,
-    "evaluate/distinct": lambda s: len(set(pairs_of(s))) / len(pairs_of(s)),
-    "evaluate/exact_match": lambda s: mean(equal(s)),
-    "evaluate/exact_match_std": lambda s: std(equal(s)),
-    "evaluate/exact_match_before": lambda s: mean(equal(s)),
-    "evaluate/ExactMatch": lambda s: mean(equal(s)),
-}
-
-
-def outcomes(folder, patch):
-    """A reward in a process of its own, which fails, hangs and abstains; where it abstains, it is given a score."""
-    tasks = [Task(name, "ab") for name in ("0/k", "1/t", "2/a", "3/e", "4/k", "5/e")]
-    moody = isolated(f"{TESTS}/hostile.py:moody", each=True, sample_timeout=0.5, on_abstain=0.25)
-    reward = weighted({"moody": (moody, 2.0)})
-    options = {"steps": 1, "batch": 6, "max_tokens": 3, "probes": 0, "epochs": 1}
-    (*_, run) = runs(folder / "run", policy=lm(vocab=V), tokenizer=letters(), tasks=tasks, reward=reward, **options)
-    return [SimpleNamespace(logged=run.metrics[0])]
-
-
-OUTCOMES = {
-    "reward/outcome/ok": lambda s: 2,
-    "reward/outcome/error": lambda s: 2,
-    "reward/outcome/timeout": lambda s: 1,
-    "reward/outcome/abstain": lambda s: 1,
-    "reward/abstained": lambda s: 3 / 6,
-    "reward/mean": lambda s: mean([2.0, 2.0, 0.5]),
-}
-
-
-def named(folder, patch):
-    """A reward that names the remainder of each reply by 3, as a number, and does not name 0."""
-    calls = []
-
-    def reward(rollouts):
-        calls.append(rollouts)
-        return [Judgement(1.0, outcome=kind_of(r)) for r in rollouts]
-
-    options = {"steps": 1, "batch": 16, "max_tokens": 3, "probes": 0}
-    options |= {"epochs": 1, "evaluate": WORDS, "evaluate_every": 1}
-    model = lm(vocab=V, spread=0.1)
-    (*_, run) = runs(folder / "run", policy=model, tokenizer=letters(), tasks=WORDS, reward=reward, **options)
-    return [SimpleNamespace(logged=run.metrics[0], judged=calls[1], held=calls[-1])]
-
-
-def kind_of(rollout):
-    return ["", "one more", "two more"][sum(map(ord, rollout.reply)) % 3]
-
-
-NAMED = {
-    "outcome/one more": lambda s: mean([kind_of(r) == "one more" for r in s.judged]),
-    "outcome/two more": lambda s: mean([kind_of(r) == "two more" for r in s.judged]),
-    "evaluate/outcome/two more": lambda s: mean([kind_of(r) == "two more" for r in s.held]),
-}
-
-
 # --- worlds that fail -------------------------------------------------------------------------------------------------
 def failures(folder, patch):
     """Episodes that failed in three ways, that outgrew the context, and with turns that are not trained on."""
@@ -981,33 +768,6 @@ CLOCK = {f"time/{phase}": lambda s, phase=phase: s.spent.get(phase) for phase in
 """What the machine itself counts can only be read again: memory moves between two looks, so it is held to 2 %."""
 
 
-def rejected(folder, patch):
-    """Four replies with scores, of which the best half stays."""
-    learner = Learner(lm(vocab=V), algorithm="rejection", **{"learner.select": "top:50%"})
-    return [SimpleNamespace(logged=learner.step([[5], [6], [7], [8]], [[9], [10], [11], [12]], [4.0, 1.0, 3.0, 2.0]))]
-
-
-REJECTED = {"select/share": lambda s: 0.5, "select/threshold": lambda s: 3.0, "select/score": lambda s: 3.5}
-
-
-def hinted(folder, patch):
-    """Replies of one token; the teacher reads a token before the prompt."""
-    teacher = lm(vocab=V, seed=1).double()
-    given = {"algorithm": "distill", "reference": Policy(teacher), "teacher.hint": lambda rollout: [12]}
-    learner = Learner(lm(vocab=V).double(), **given)
-    student, prompts = lm(vocab=V).double(), [[5], [6, 7]]
-    logged = learner.step(prompts, [[9], [10]], [0.0, 0.0])
-    each = []
-    for prompt in prompts:
-        p, q = student(torch.tensor([prompt])), teacher(torch.tensor([[12, *prompt]]))
-        p, q = (out.logits[0, -1].detach().log_softmax(-1) for out in (p, q))
-        each.append(float((p.exp() * (p - q)).sum()))
-    return [SimpleNamespace(logged=logged, each=each)]
-
-
-HINTED = {"distill/divergence": lambda s: mean(s.each)}
-
-
 def valued(folder, patch):
     """Replies of one token: Q of each is compared with its score, and V with the smaller Q."""
     learner = Learner(lm(vocab=V).double(), algorithm="ilql", **{"value.layers": 1, "value.init": "normal", "lr": 0.0})
@@ -1058,11 +818,7 @@ SOFT |= {f"soft_q/{of}a": lambda s: mean(s.q) - mean(s.v) for of in ("", "target
 # --- the tables -------------------------------------------------------------------------------------------------------
 RUNS = {"game": (game, {**UPDATE, **TEXT, **ROLLOUT, **GAME}), **DIRECTLY}
 RUNS |= {"truncated": (truncated, TRUNCATED), "given": (given, {**ROLLOUT, **TEXT, **SUPERVISED})}
-RUNS |= {"chosen": (chosen, CHOSEN), "outcomes": (outcomes, OUTCOMES), "named": (named, NAMED)}
-RUNS |= {"stale": (stale, STALE), "two_sources": (two_sources, TWO_SOURCES)}
-RUNS |= {"measured": (measured, MEASURED), "failures": (failures, FAILURES)}
-RUNS |= {"clock": (clock, CLOCK), "games": (games, GAMES), "rejected": (rejected, REJECTED)}
-RUNS |= {"hinted": (hinted, HINTED), "valued": (valued, VALUED), "soft": (soft, SOFT)}
+RUNS |= {"failures": (failures, FAILURES), "clock": (clock, CLOCK), "valued": (valued, VALUED), "soft": (soft, SOFT)}
 
 
 @pytest.fixture(scope="module")
@@ -1095,14 +851,16 @@ def test_every_metric_has_a_row():
     rows = {describe(name).name for _, table in RUNS.values() for name in table}
     # test_dpo.py, test_labelled.py; test_trust_region.py; test_critic.py; test_engines.py; test_replay_buffer.py
     groups = ("preference/", "trust/", "critic/", "evaluate/critic/", "rollout/engine_gap", "replay/size")
-    elsewhere = {name for name in METRICS if name.startswith(groups)} | {
-        "policy/allowed_tokens",  # test_policy_gradients.py
-        "time/ahead",  # test_ahead.py
-        "world/<name>",  # test_tools.py
-        "rollout/carried",  # test_carried.py
-        *("rollout/redrawn", "rollout/drawn_per_used", "rollout/retired"),  # test_redraw.py
-    }
-    assert rows | elsewhere == set(METRICS)
+    # test_games.py; test_rows.py, test_critic.py; test_selection.py; test_distill.py; test_isolated.py
+    groups += ("game/", "evaluate/game/", "actions/", "memory/turns", "memory/forgotten")
+    groups += ("given/", "select/", "distill/", "reward/outcome/")
+    # test_judgement.py; test_evaluation_metrics.py, test_text_scores.py; test_staleness.py
+    groups += ("outcome/", "evaluate/outcome/", "evaluate/bleu", "evaluate/chrf", "evaluate/distinct")
+    groups += ("evaluate/exact_match", "evaluate/<metric>", "rollout/too_stale", "rollout/importance")
+    # test_policy_gradients.py; test_ahead.py; test_tools.py; test_carried.py; test_redraw.py
+    groups += ("policy/allowed_tokens", "time/ahead", "world/<name>", "rollout/carried")
+    groups += ("rollout/redrawn", "rollout/drawn_per_used", "rollout/retired")
+    assert rows | {name for name in METRICS if name.startswith(groups)} == set(METRICS)
 
 
 def test_every_number_of_a_run_has_a_row(steps):
