@@ -16,7 +16,7 @@ from toys import letters, lm
 from operant import Learner, OperantError, Policy, Rollout, Task, ValueOptions, train
 from operant.data import DataOptions, load_tasks
 from operant.data.demonstrations import Demonstrations
-from operant.metrics.evaluation import EVALUATION_METRICS, measure, resolve
+from operant.metrics.evaluation import measure, resolve
 from operant.runs.evaluate import Evaluation, EvaluationOptions, Evaluator
 from operant.sandbox.serialise import rollout_from_plain, rollout_to_plain
 from operant.tools.report.run_report import page_data
@@ -150,14 +150,3 @@ def test_the_snippet_of_the_page_runs(tmp_path, monkeypatch):
     made: dict = {}
     exec(code, made)
     assert {"bleu", "ends_well", "vocabulary"} <= made["run"].after.chosen().keys()
-
-
-def test_an_installed_package_adds_a_metric(tmp_path, monkeypatch):
-    (tmp_path / "strange.py").write_text("def spaces(rollouts): return [r.reply.count(' ') for r in rollouts]\n")
-    info = tmp_path / "strange-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strange\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[operant.metrics]\nspaces = strange:spaces\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert "spaces" in EVALUATION_METRICS.names()
-    assert measure(resolve("spaces"), held_out()).of_replies == {"spaces": [5.0, 6.0, 5.0]}

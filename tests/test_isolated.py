@@ -11,12 +11,12 @@ import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import hostile
 import pytest
-from cases import cases, slow
+from cases import cases, slow, slow_but
 from isolation import STRONG, WEAK, marked_processes
 from page_commands import snippets
 from processes import Child, until
@@ -38,10 +38,10 @@ from operant.sandbox.worker import spec_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="leftover processes are searched for in /proc")
 TESTS = Path(__file__).parent
-CASES = [(reward, outcome) for outcome, rewards in hostile.CASES.items() for reward in rewards]
 DAILY = "exits kills_its_group segfaults wrong_length itself raises_what_cannot_be_shown closes_everything "
 DAILY += "writes_to_every_pipe abstains chatters daemonises"
-QUICK = [case for case in CASES if case[0].__name__ in DAILY.split()]
+CASES = [(one, end, level) for end, some in hostile.CASES.items() for one, level in product(some, (STRONG, WEAK))]
+QUICK = [case for case in CASES if case[0].__name__ in DAILY.split() and case[2] == STRONG]
 OTHERS = [float(i) for i in range(64) if f"t/{i}" != hostile.BAD]
 
 
@@ -73,9 +73,11 @@ def check_one_bad_sample(reward, outcome, mark, level, *, timeout=8.0, **options
 
 
 # --- hostile rewards --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("reward", "outcome"), QUICK, ids=lambda x: getattr(x, "__name__", x))
-def test_a_reward_that_fails_costs_one_sample(reward, outcome, mark):
-    check_one_bad_sample(reward, outcome, mark, STRONG)
+@cases(*slow_but(QUICK, CASES), ids=lambda x: getattr(x, "__name__", x))
+def test_a_reward_that_fails_costs_one_sample(reward, outcome, level, mark):
+    """What ends by itself may take its time, unless it is tried every day."""
+    quick = outcome == "timeout" or (reward, outcome, level) in QUICK
+    check_one_bad_sample(reward, outcome, mark, level, timeout=8.0 if quick else 60.0)
 
 
 @cases(
@@ -88,17 +90,6 @@ def test_a_reward_that_hangs_costs_one_sample_and_its_time(reward, level, mark):
     begun = time.monotonic()
     check_one_bad_sample(reward, "timeout", mark, level, timeout=30.0, each=True, sample_timeout=0.4)
     assert time.monotonic() - begun < 20, "the sample has its own deadline"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("reward", "outcome", "level"),
-    [(*case, level) for case in CASES for level in (STRONG, WEAK) if level == WEAK or case not in QUICK],
-    ids=lambda x: getattr(x, "__name__", x),
-)
-def test_every_hostile_reward_at_the_other_level(reward, outcome, level, mark):
-    """At both levels, where no other test tries it every day; what ends by itself may take its time."""
-    check_one_bad_sample(reward, outcome, mark, level, timeout=8.0 if outcome == "timeout" else 60.0)
 
 
 @pytest.mark.slow
@@ -125,7 +116,6 @@ def test_memory_and_processes_have_a_limit(mark):
 
 
 def test_output_of_a_reward_is_a_message_and_no_answer():
-    assert judge(isolated(hostile.chatters), rollouts(4)).scores == [0.0, 1.0, 2.0, 3.0]
     talks = resolve(f"isolated:{TESTS}/hostile.py:chatters_and_dies")
     assert "it printed ...'the last words'" in judge(talks, rollouts(18)).notes[-1]
 

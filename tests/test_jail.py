@@ -252,12 +252,6 @@ def test_results_that_are_none_are_failed_tests(frames: list, outcomes: list[str
         assert not torn or [result[0] for result in jails._results(torn, b"n" * 16, 2)] == ["failed test"] * 2
 
 
-def test_tests_share_names_and_setup_runs_before_them(jail: Jail) -> None:
-    tests = [Code("assert f(start) == 2"), Code("start += 1"), Code("assert f(start) == 4")]
-    [verdict] = jail.run([Program(DOUBLE, tests, setup="start = 1")])
-    assert verdict.outcome == "passed"
-
-
 def test_comparison_of_what_is_printed() -> None:
     equal = [("1 2\n3\n", "1 2\n3"), ("1 2  \n3\n\n", "1 2\n3")]
     alike = [(" 1 2\n3", "1 2\n3"), ("1\n\n2", "1\n2"), ("0.1000001", "0.1"), ("2 1", "1 2"), ("b\na", "a\nb")]
@@ -296,6 +290,7 @@ def test_programs_that_print(source: str, tests: list, results: str, message: st
     (["k = 2\nassert f(k) == 4", ("4", "8"), "assert f(k) == 4", ("5", "11"), "f(1) / 0"],
      "passed passed passed failed runtime", ""),
     (["def g(x): assert x == 5\ng(end())", "g(f(2))", "assert f(1) == 2"], "runtime failed passed", ""),
+    (["assert f(start) == 2", "start += 1", "assert f(start) == 4"], "passed " * 3, "start = 1"),
     (["assert f(2) == 4", ("4", "8"), "assert f(1) == 2"], "passed " * 3, "import functools\nf = functools.cache(f)"),
 )  # fmt: skip
 def test_what_a_test_or_the_setup_binds_outlives_the_program(tests: list, results: str, setup: str, jail: Jail) -> None:

@@ -4,7 +4,6 @@ import threading
 
 import pytest
 from cases import cases
-from small_runs import told
 from toys import letters, lm
 
 from operant import Judgement, Learner, OperantError, Task, train
@@ -95,14 +94,3 @@ def test_judgements_of_chunks_are_joined_as_if_said_at_once(reward):
     """Also where a whole chunk is not judged."""
     rollouts, reward = learner().play(TASKS[:6]), resolve(reward)
     assert join_judgements([judge(reward, rollouts[s]) for s in chunk_slices(6, 3, 1)]) == judge(reward, rollouts)
-
-
-def test_a_run_in_chunks_is_the_run_without(tmp_path):
-    """Every metric of two steps: chunks change how often the reward is asked, and nothing else."""
-    given = {"steps": 2, "probes": 0, "batch": 6, "samples": 2, "max_tokens": 6, "minibatch": 3, "score.scale": True}
-    runs = []
-    for chunks in (1, 3):
-        known = given | {"out": tmp_path / str(chunks), "tokenizer": letters(), "reward_chunks": chunks}
-        runs.append(told(train(lm("gpt2", vocab=len(letters()), spread=0.3), TASKS, vowels, **known)))
-    for a, b in zip(*runs, strict=True):
-        assert a == pytest.approx(b, rel=1e-3, abs=1e-5)

@@ -63,11 +63,6 @@ def test_what_a_reward_adds_comes_on_top_and_both_are_named(tmp_path):
     assert sorted(x for x in paid[0].tolist() if abs(x) > 0.1) == pytest.approx([2.0, 3.5], abs=1e-5)
 
 
-def test_a_reward_that_abstains_leaves_a_paid_rollout_out(tmp_path):
-    run = started(tmp_path / "run", lambda rollouts: [None if r.query == "h" else 1.0 for r in rollouts])
-    assert 0 < run.metrics[0]["reward/abstained"] < 1 and run.metrics[0]["reward/mean"] == 6.0
-
-
 @cases(
     ("ppo", [5.0, 0.0], "a turn of episode 0 that is not its last has 5"),
     ("ppo", [0.0, float("nan")], "the next value of turn 1 is nan"),
