@@ -45,10 +45,8 @@ def unprotected(one: Hostile, folder: Path) -> str:
 
 
 def test_some_programs_do_harm_without_a_sandbox(tmp_path: Path) -> None:
-    some = "exits at once, reads a file of the user, cuts a file of the user, sends SIGKILL, connects, sleeps".split(
-        ", "
-    )
-    assert len([one for one in ALL if one.name in some and unprotected(one, tmp_path / one.name)]) == len(some)
+    some = "exits at once, reads a file of the user, cuts a file of the user, sends SIGKILL, connects, sleeps"
+    assert len([one for one in ALL if one.name in some.split(", ") and unprotected(one, tmp_path / one.name)]) == 6
     honest = Hostile("honest", "harms", "def f(): return 41\n", hostile_programs.PROOF)
     assert unprotected(honest, tmp_path / "room") == ""
 

@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 from cases import cases
+from scored import rollout_of
 
 from operant import OperantError, Rollout, Task, Turn, rewards
 from operant.apps.maths import answers, reasoning_gym, verifier
@@ -18,10 +19,6 @@ from operant.data import load_tasks
 from operant.data.sources import SOURCES
 from operant.rewards import judge
 from operant.tools.cli import main
-
-
-def attempt(reply, target, query=""):
-    return Rollout(Task("t/0", [1], target), group=0, turns=[Turn([1], [2])], texts=[reply], query=query)
 
 
 # --- answers and exact verdicts ---------------------------------------------------------------------------------------
@@ -113,8 +110,8 @@ def test_an_expression_of_given_numbers(expression, odd):
 )
 def test_the_form_of_thought_and_answer(text, right):
     reward = rewards.resolve("think_answer")
-    assert judge(reward, [attempt(text, None)]).scores == [right]
-    assert judge(reward, [attempt(text.removeprefix("<think>"), None, query="2+2?\n<think>\n")]).scores == [right]
+    assert judge(reward, [rollout_of(text)]).scores == [right]
+    assert judge(reward, [rollout_of(text.removeprefix("<think>"), query="2+2?\n<think>\n")]).scores == [right]
 
 
 # --- generated problems -----------------------------------------------------------------------------------------------
@@ -184,12 +181,13 @@ def test_outcomes_and_scores_of_plain_targets_need_no_package(monkeypatch):
     numbers, reward = {"numbers": [2, 3, 5], "target": 21}, Maths()
     rewards.prepare(reward, [Task("t/0", [1], {"answer": "1,006"}), Task("t/1", [1], numbers)])
     given = [("#### 4", {"answer": "4"}), ("5", "4"), ("-", "4"), ("so\n(2+5)*3", numbers), ("2*5", numbers)]
-    judged = judge(reward, [attempt(*one) for one in given])
+    judged = judge(reward, [rollout_of(reply, target=target) for reply, target in given])
     assert judged.scores == [1, 0, 0, 1, 0]
     named = ("right", "wrong", "no answer", "right", "wrong")
     assert [remark.classes for remark in judged.remarks] == [(name,) for name in named]
     assert judged.remarks[-1].message == "leaves out 3" and not judged.notes
-    cut, closed = (attempt(reply, {"answer": "42"}, "6*7?\n<think>\n") for reply in ("so 42", "so 1</think> 42"))
+    opened = {"target": {"answer": "42"}, "query": "6*7?\n<think>\n"}
+    cut, closed = (rollout_of(reply, **opened) for reply in ("so 42", "so 1</think> 42"))
     assert judge(reward, [cut, closed]).scores == [0, 1], "the chat template has opened the thought"
 
 
@@ -223,7 +221,7 @@ def test_math_verify_in_a_process_that_hangs_or_not():
     pytest.importorskip("math_verify")
     reward = Maths(seconds=2.0)
     rewards.read_held_out(reward, [Task("t/0", [1], {"answer": "\\sqrt{2}"})])
-    judged = judge(reward, [attempt(reply, {"answer": answer}) for reply, answer, _, _ in given])
+    judged = judge(reward, [rollout_of(reply, target={"answer": answer}) for reply, answer, _, _ in given])
     assert [remark.classes[0] for remark in judged.remarks] == [outcome for *_, outcome in given]
     assert judged.scores == [score for _, _, score, _ in given]
     assert judged.remarks[1].message == "it took more than 2 s" and not judged.notes
@@ -261,7 +259,7 @@ def test_a_verifier_that_raises_on_every_reply_is_named(reward):
     assert "raises on some replies (ValueError" in reward.notes[-1]
     failed = [Rollout(task, 0, [Turn([1], [2])], ["banana"]) for task in tasks]
     for more, named in (([], True), (["no idea"], True), (["26"], False)):
-        judged = judge(reward, [*failed, *(attempt(text, {"answer": "26"}) for text in more)])
+        judged = judge(reward, [*failed, *(rollout_of(text, target={"answer": "26"}) for text in more)])
         assert [remark.classes for remark in judged.remarks[:2]] == [("crash",)] * 2
         assert ["failed on each of 2 replies: it raised ValueError" in note for note in judged.notes] == [True] * named
 

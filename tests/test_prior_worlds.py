@@ -20,14 +20,13 @@ from operant.training.scoring import bootstrap_prompts, with_bootstraps
 
 
 class Corridor(Turns):
-    """One turn that pays 1; then the episode is over, cut by a step limit, or (`end=None`) goes on for ever."""
+    """One turn that pays 1; then the episode is over, or cut by a step limit."""
 
     def __init__(self, end):
-        self.ends = {end: True} if end else {}
+        self.end = {end: True}
 
     def answer(self, slot, reply):
-        assert self.turn[slot] < 20, "nobody ended this episode"
-        return Step("a wall.", fresh=True, reward=1.0, **self.ends)
+        return Step("a wall.", fresh=True, reward=1.0, **self.end)
 
 
 @pytest.mark.parametrize("kind", CAUSAL)
@@ -78,6 +77,6 @@ def test_14_every_reward_has_a_test_of_its_neighbours():
     elsewhere = models | {"isolated", "keyword", "ended", "per_token"}
     elsewhere |= {"reward_model", "humans"}  # tests/test_reward_model.py, tests/test_humans.py
     elsewhere |= {"prompt", "style_transfer"}  # tests/test_prompt_reward.py, tests/test_style_transfer.py
-    elsewhere |= {"maths", "think_answer", "judge"}  # tests/test_maths.py, tests/test_judge.py
+    elsewhere |= {"maths", "think_answer", "judge"}  # tests/test_maths.py, tests/test_reward_model.py
     elsewhere |= {"tests", "critic", "minus_greedy"}  # tests/test_programs.py, tests/test_critic.py
     assert plain | elsewhere == NAMES.keys(), "a new reward stands here, or says where its test is"

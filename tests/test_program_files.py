@@ -10,9 +10,8 @@ import pytest
 from cases import cases
 from page_commands import commands
 from texts import mistyped, write_rows
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers_of_words import spaced
 from toys import lm, on_disk
-from transformers import PreTrainedTokenizerFast
 
 from operant.apps.code.forms import repair
 from operant.data import load_tasks
@@ -31,10 +30,7 @@ SAMPLING = ["--max-tokens", "4", "--banned", "0,2,3,4,8,9,10,11"]
 def place(tmp_path_factory):
     """A model that writes sums of x and 1, problems that ask for multiples of x, and one without example tests."""
     folder = tmp_path_factory.mktemp("code")
-    core = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(PIECES)}, unk_token="<pad>"))
-    core.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="removed")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="</s>")
-    on_disk(folder / "model", lm("gpt2", len(PIECES), spread=0.02, eos_token_id=1, bos_token_id=1), tokenizer)
+    on_disk(folder / "model", lm("gpt2", len(PIECES), spread=0.02, eos_token_id=1, bos_token_id=1), spaced(PIECES))
     problems = [{"prompt": prompt, "target": target(factor)} for prompt, factor in FACTORS.items()]
     files = {"problems": problems, "plain": [{"prompt": "Same:"}]}
     files["bare"] = [{"prompt": "Twice:", "target": {"tests": ["assert f(1) == 2"]}}] * 2
@@ -113,12 +109,10 @@ def test_every_candidate_has_its_outcomes(candidates, place):
     assert len(refined) == DRAWN * len({row["task"] for row in passed if len(row["completion"].split()) > 1}) > 0
     assert sum(row["how"] == "repaired" for row in candidates) == DRAWN * (3 - len({row["task"] for row in passed}))
     wrong = [row for row in candidates if "right" in row]
-    asked = {
-        f"{r['completion']}|{r['examples']}|{' '.join(r['examples_message'].split())}|{r['prompt']}": r["right"]
-        for r in wrong
-    }
+    parts = [(r["completion"], r["examples"], " ".join(r["examples_message"].split()), r["prompt"]) for r in wrong]
     form = partial(repair, template="{program}|{outcome}|{message}|{prompt}")
     made = load_tasks(str(place / "candidates.jsonl"), None, form=form, with_replies=True)
+    asked = {"|".join(some): r["right"] for some, r in zip(parts, wrong, strict=True)}
     assert {task.prompt: task.replies[0] for task in made} == asked != {}, "pairs for a repair model"
 
 

@@ -7,9 +7,8 @@ from math import comb, prod
 
 import pytest
 from cases import cases
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers_of_words import spaced
 from toys import letters, lm
-from transformers import PreTrainedTokenizerFast
 
 from operant import Completion, OperantError, Policy, Sampling, Task
 from operant.apps.code.search import Candidate, Search, SearchOptions, Writer, chosen
@@ -88,12 +87,6 @@ def test_a_reply_goes_on_with_its_own_numbers(kind):
 WORDS = ["<pad>", "</s>", "P", "Q", "a", "b", "c", "d", "x", ";\n"]
 
 
-def words() -> PreTrainedTokenizerFast:
-    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
-    core.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="removed")
-    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="</s>")
-
-
 def ids_of(text: str) -> tuple[int, ...]:
     return tuple(WORDS.index(word) for word in text.split(" "))
 
@@ -137,7 +130,7 @@ TASK = Task("t", "P", target={"tests": ["0"], "examples": ["0"]})
 
 def search(lines, options, **more):
     script = Script(lines)
-    writer = Writer(words(), script, Sampling(max_tokens=8, stop_tokens=(1,)))
+    writer = Writer(spaced(WORDS), script, Sampling(max_tokens=8, stop_tokens=(1,)))
     return Search(SearchOptions(**options), writer, judge, **more)([TASK])[0], script
 
 
@@ -173,7 +166,7 @@ def test_the_best_failures_are_repaired_by_what_became_of_them():
     second, third = ["b c </s>", "c </s>", "b </s>"], ["d </s>", "a </s>", "a </s>"]
     options = {"samples": 3, "repair": 2, "rounds": 2}
     found, script = search([*first, *second, *third], options, critic=Count(), template=template)
-    read = [words().decode(list(prompt)) for prompt, *_ in script.asked]
+    read = [spaced(WORDS).decode(list(prompt)) for prompt, *_ in script.asked]
     # "saw x" and "failed test{" are no words of this vocabulary but `x`: they read as <pad>.
     assert read[3:6] == [f"P {program} Q <pad> x <pad> <pad>" for program in ("b b x", "b x", "b b x")]
     # "b" scores 1 to its end, and "b c" loses a tenth by its stop token.
@@ -197,7 +190,7 @@ def test_how_many_programs_are_made(lines, options, made):
 
 def test_a_failure_that_is_too_long_to_be_read_is_passed_over():
     script = Script(["x x x </s>", "x </s>", "a </s>", "a </s>"])
-    writer = Writer(words(), script, Sampling(max_tokens=8, stop_tokens=(1,)), fits=lambda size: size < 4)
+    writer = Writer(spaced(WORDS), script, Sampling(max_tokens=8, stop_tokens=(1,)), fits=lambda size: size < 4)
     made = Search(SearchOptions(samples=2, repair=1), writer, judge, template="{prompt} {program}")
     assert (made([TASK])[0][2].parent, made.unread) == (1, 1)
 
@@ -207,8 +200,8 @@ def test_a_repaired_program_is_refined_by_its_writer():
     own, theirs = Script(["x </s>"] * 2), Script(["a d </s>", "a a d </s>", "d </s>", "d </s>"])
     sampling = Sampling(max_tokens=8, stop_tokens=(1,))
     options = SearchOptions(samples=2, refine="critic", repair=1, rounds=2)
-    made = Search(options, Writer(words(), own, sampling), judge, critic=Count(), template="{prompt} Q {program}",
-                  repairer=Writer(words(), theirs, sampling))  # fmt: skip
+    made = Search(options, Writer(spaced(WORDS), own, sampling), judge, critic=Count(), template="{prompt} Q {program}",
+                  repairer=Writer(spaced(WORDS), theirs, sampling))  # fmt: skip
     assert [(c.how, c.writer) for c in made([TASK])[0][2:]] == [("repaired", 1)] * 2 + [("refined", 1)] * 2
     assert {(prompt, begun) for prompt, begun, _ in theirs.asked[2:]} == {(ids_of("P Q x"), ids_of("a"))}
 
@@ -226,7 +219,7 @@ def test_the_choice_is_by_examples_then_critic_then_how_often():
 
 def test_a_search_is_the_same_for_every_batch_of_tasks():
     """Of a real engine: the candidates of a task do not depend on the others, and other seeds differ."""
-    policy = Policy(lm("gpt2", len(WORDS), spread=0.05), words())
+    policy = Policy(lm("gpt2", len(WORDS), spread=0.05), spaced(WORDS))
     writer = Writer(policy.tokenizer, NativeEngine(policy, batch=5), Sampling(max_tokens=6, stop_tokens=(1,)))
     tasks = [Task(f"t{i}", prompt, target=TASK.target) for i, prompt in enumerate(["P", "P Q", "x", "a b"])]
     options = SearchOptions(samples=2, refine="random", repair=1, rounds=2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import cases, slow
 from tokenizers_of_words import byte_tokenizer, word_tokenizer
-from toys import lm
+from toys import bare_table, lm
 
 from operant import Learner, OperantError, Policy
 from operant.apps.prompts import baselines
@@ -40,8 +40,7 @@ def accuracy(of: Classification, prompt: str, examples: Examples, offset: Sequen
     right = 0
     columns = [tokenizer.convert_tokens_to_ids(f"Ġ{word}") for word in WORDS]
     for text, label in examples:
-        with torch.no_grad():
-            logits = model(torch.tensor([tokenizer(f"{text} {prompt}".strip()).input_ids])).logits[0, -1, columns]
+        logits = bare_table(model, tokenizer(f"{text} {prompt}".strip()).input_ids, [0])[0, columns]
         scores = [float(x) - b for x, b in zip(logits, offset)]
         right += scores[label] > scores[1 - label]
     return right / len(examples)
@@ -55,9 +54,8 @@ def test_no_prompt_and_its_calibration():
     # The mean of the training texts alone, taken to the others.
     tokenizer, model = of.model.tokenizer, of.model.model
     columns = [tokenizer.convert_tokens_to_ids(f"Ġ{word}") for word in WORDS]
-    with torch.no_grad():
-        logits = [model(torch.tensor([tokenizer(text).input_ids])).logits[0, -1, columns] for text in of.train.texts]
-    offset = torch.stack(logits).double().mean(0).tolist()
+    logits = [bare_table(model, tokenizer(text).input_ids, [0])[0, columns] for text in of.train.texts]
+    offset = torch.stack(logits).mean(0).tolist()
     assert mean.test == pytest.approx(accuracy(of, "", of.test, offset))
     assert mean.train == pytest.approx(accuracy(of, "", of.train, offset))
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from cases import cases
 from page_commands import snippets
+from toys import bare_table
 
 from operant.apps.prompts import measures
 from operant.apps.prompts.examples import Examples
@@ -169,9 +170,8 @@ def test_the_built_in_task_model_agrees_with_plain_transformers():
     for prompt, score in zip(prompts, found):
         margins = []
         for text, label in examples:
-            with torch.no_grad():
-                logits = model(torch.tensor([tokenizer(text + prompt).input_ids])).logits[0, -1]
-            margins.append(float(logits[high] - logits[low]) * (1 if label else -1))
+            scores = bare_table(model, tokenizer(text + prompt).input_ids, [0])[0]
+            margins.append(float(scores[high] - scores[low]) * (1 if label else -1))
         assert score == pytest.approx(sum(margins) / 3, abs=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Reward models: what is read, gain and bias, the export, ensembles, training, and PPO against one."""
+"""Reward models: what is read, gain and bias, the export, ensembles, training; a language model as a judge."""
 
 import math
 from pathlib import Path
@@ -7,8 +7,11 @@ import pytest
 import torch
 import transformers as t
 from cases import cases
+from completion_server import Server
+from scored import rollout_of
+from small_runs import model
 from texts import write_rows
-from toys import letters, lm, on_disk
+from toys import bare_logprobs, letters, lm, on_disk
 
 import operant
 from operant import Learner, OperantError, Rollout, Task, Turn
@@ -18,7 +21,7 @@ from operant.apps.rlhf.reward_model_score import RewardModelScore
 from operant.data.demonstrations import WholeTexts
 from operant.models.reference import digest
 from operant.models.safe_loading import load_tensors
-from operant.rewards import resolve
+from operant.rewards import check, judge, resolve
 from operant.tools.cli import main
 from operant.tools.report.diagnosis import History, diagnose
 from operant.tools.report.run_report import page_data
@@ -231,3 +234,72 @@ def test_a_model_that_only_guesses_is_named():
     measured["preference/longer_is_better"] = 0.56
     measured["preference/accuracy"] = 0.62
     assert diagnose(history) == []
+
+
+# --- a judge ---------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return on_disk(tmp_path_factory.mktemp("judge"), model())
+
+
+@pytest.fixture
+def server():
+    """A chat model that finds each reply as good as it has a's, of which it says how likely yes is."""
+
+    def reply(body):
+        yes = min(0.9, 0.1 + 0.2 * body["messages"][-1]["content"].partition("|")[2].count("a"))
+        listed = [{"token": " yes", "logprob": math.log(yes)}, {"token": "no", "logprob": math.log((1 - yes) / 2)}]
+        return {"logprobs": {"content": [{"top_logprobs": listed}]}, "message": {"content": "yes"}}
+
+    with Server(reply) as made:
+        yield made
+
+
+@pytest.mark.filterwarnings("ignore:judge")
+def test_a_scale_of_words_by_hand(folder):
+    """The model's own log-probs of three words behind the question, by a plain forward pass in float64."""
+    reward = resolve(f"judge:{folder}", {"template": "{query}{reply}", "words": "a,b,c"})
+    check(reward)
+    twin, tokenizer = model().double(), letters()
+    read = tokenizer("abce")["input_ids"]
+    words = [tokenizer(f" {word}", add_special_tokens=False)["input_ids"] for word in "abc"]
+
+    p = torch.stack([bare_logprobs(twin, read, word).sum() for word in words]).softmax(0)
+    found = judge(reward, [rollout_of(reply, query="ab") for reply in ("ce", "ce", "c")])
+    assert found.scores[0] == found.scores[1] == pytest.approx(float(p[0] + p[1] / 2), rel=1e-5)
+
+
+def test_an_endpoint_is_asked_once_for_each_question(server, tmp_path):
+    spec, how = f"judge:{server.url}#m", {"template": "{target}|{reply}", "words": "yes,no"}
+    reward = resolve(spec, how | {"cache": str(tmp_path / "answers.sqlite")})
+    replies = [rollout_of("aa", target="x"), rollout_of("b", target="x"), rollout_of("aa", target="x")]
+    expected = [yes / (yes + (1 - yes) / 2) for yes in (0.5, 0.1)]
+    assert judge(reward, replies).scores == pytest.approx([expected[0], expected[1], expected[0]])
+    assert [body["messages"][0]["content"] for body in server.seen].count("x|aa") == 1 and len(server.seen) == 2
+
+
+def test_the_agreement_with_gold_labels_is_said(server, tmp_path):
+    """Three pairs, of which one is a tie and one is wrong, and a single reply that is called good: 1 + .5 + 0 + 1."""
+    rows = [
+        {"prompt": "p", "chosen": "aaa", "rejected": "b"},
+        {"prompt": "q", "chosen": "a", "rejected": "ab"},
+        {"prompt": "r", "chosen": "b", "rejected": "aa"},
+        {"prompt": "s", "completion": "aaa", "label": True},
+    ]
+    path = write_rows(tmp_path / "gold.jsonl", rows)
+    reward = resolve(f"judge:{server.url}#m", {"template": "|{reply}", "gold": path})
+    check(reward)
+    check(reward)
+    agreed = [note.partition("agrees with ")[2] for note in reward.notes]
+    assert agreed == [f"2.5 of 4 labels of {path} (62%; chance 50%)"]
+
+
+def test_words_that_the_model_never_says_are_told(folder):
+    with pytest.warns(UserWarning, match="gives the words qq, zz .* say little: ask for these words"):
+        judge(resolve(f"judge:{folder}", {"words": "qq,zz", "template": "{reply}"}), [rollout_of("a")])
+
+
+def test_labels_that_are_all_equal_are_refused(server, tmp_path):
+    path = write_rows(tmp_path / "gold.jsonl", [{"prompt": "p", "replies": ["a", "b"], "ratings": [1, 1]}])
+    with pytest.raises(OperantError, match="no two labels of a prompt differ"):
+        check(resolve(f"judge:{server.url}#m", {"template": "|{reply}", "gold": path}))

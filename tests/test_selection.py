@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rigs import gap, on_ranks, said
-from toys import lm
+from toys import bare_logprobs, lm
 
 from operant import Learner, OperantError, Policy, Rollout, Task, Turn, diagnose
 from operant.rollouts.collate import collate, nothing
@@ -117,10 +117,7 @@ def test_only_the_best_move_the_weights_and_metrics_are_of_all():
     assert torch.allclose(moved, alone, atol=1e-12)
     assert metrics["reward/mean"] == pytest.approx(sum(SCORES) / 7) and metrics["rollout/count"] == 7
     # The cross-entropy of the five tokens that stay, by the model itself.
-    model, total = lm().double(), 0.0
-    for prompt, reply in (REPLIES[i] for i in KEPT["top:3"]):
-        scores = model(torch.tensor([prompt + reply])).logits[0].log_softmax(-1)
-        total -= float(sum(scores[len(prompt) - 1 + t, token].detach() for t, token in enumerate(reply)))
+    total = -sum(float(bare_logprobs(lm().double(), *REPLIES[i]).sum()) for i in KEPT["top:3"])
     assert metrics["policy/loss"] == metrics["loss/total"] == pytest.approx(total / 5, abs=1e-9)
 
 

@@ -199,24 +199,22 @@ def test_braces_of_texts_and_examples_mean_nothing():
 
 
 def test_other_models_are_refused(tmp_path):
-    tokenizer = word_tokenizer(None)
-    with pytest.raises(OperantError, match="has no mask token"):
-        task_model((masked("bert", len(tokenizer)), tokenizer), "masked")
-    words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    bare = t.PreTrainedTokenizerFast(tokenizer_object=words)
-    with pytest.raises(OperantError, match="neither a mask token nor"):
-        task_model((lm("t5"), bare)).check(PromptTemplate("{sentence} {prompt} {mask}"), WORDS)
-    with pytest.raises(OperantError, match=r"kind='masked': task model '<lambda>' is callable"):
-        task_model(lambda texts: texts, "masked")
-    with pytest.raises(OperantError, match="kind='callable': a T5ForConditionalGeneration is no function"):
-        task_model((lm("t5"), bare), "callable")
-    with pytest.raises(OperantError, match="kind='mask'"):
-        task_model("builtin:reviews-lm", "mask")
-    with pytest.raises(OperantError, match="there is no such folder"):
-        task_model("./nowhere")
+    maskless = word_tokenizer(None)
     on_disk(tmp_path, masked("bert", len(word_tokenizer())).bert, word_tokenizer())
-    with pytest.raises(OperantError, match="lacks weights of a masked model"):
-        task_model(str(tmp_path), "masked")
+    words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    t5 = lm("t5"), t.PreTrainedTokenizerFast(tokenizer_object=words)
+    for model, kind, why in (
+        ((masked("bert", len(maskless)), maskless), "masked", "has no mask token"),
+        (lambda texts: texts, "masked", r"kind='masked': task model '<lambda>' is callable"),
+        (t5, "callable", "kind='callable': a T5ForConditionalGeneration is no function"),
+        ("builtin:reviews-lm", "mask", "kind='mask'"),
+        ("./nowhere", None, "there is no such folder"),
+        (str(tmp_path), "masked", "lacks weights of a masked model"),
+    ):
+        with pytest.raises(OperantError, match=why):
+            task_model(model, kind)
+    with pytest.raises(OperantError, match="neither a mask token nor"):
+        task_model(t5).check(PromptTemplate("{sentence} {prompt} {mask}"), WORDS)
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])

@@ -33,6 +33,13 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
 
 
+def spaced(words: list[str]) -> PreTrainedTokenizerFast:
+    """One token for each word between spaces; the first of them is the padding, and the second the end."""
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    core.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="removed")
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token=words[0], eos_token=words[1])
+
+
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "the", "film", "was"]
 
 
