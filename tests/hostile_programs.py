@@ -48,7 +48,6 @@ def _all() -> list[Hostile]:
 ALL = _all()
 
 
-# --- the room -------------------------------------------------------------------------------------------------------
 class Room:
     """Canaries: files, a process, servers and a secret. A program that finds one proves it."""
 

@@ -324,7 +324,6 @@ def test_a_failure_on_one_rank_keeps_no_other_waiting(on_error, message):
     assert all(message in error for error in on_ranks(_failing_on_one, 2, on_error))
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
 def test_the_snippet_of_the_page_prints_what_it_claims(tmp_path, monkeypatch, capsys):
     [snippet] = snippets("docs/rewards.md#isolated-rewards-they-may-hang-crash-or-fill-memory")
     code = "def politeness(rollouts):\n    return [float(r.reply[0] in 'pt') for r in rollouts]\n"

@@ -13,15 +13,8 @@ from operant.models.model_passes import passes
 from operant.tools.report.diagnosis import latest
 
 
-def test_text_metrics_by_hand():
-    metrics = of_texts(["the cat the cat the", "  \n", "Oh! 5 \U0001f600 ~", "the"]).result()
-    # words: the cat the cat the | oh 5 | the = 8; pairs: the-cat cat-the the-cat cat-the | oh-5
-    assert metrics["text/empty"] == 1 / 4 and metrics["text/top_word"] == 4 / 8
-    assert metrics["text/distinct_1"] == 4 / 8 and metrics["text/distinct_2"] == 3 / 5
-    assert metrics["text/repeated"] == pytest.approx(1 / 3)  # the-cat-the is 2 of 3 trigrams; the other texts have none
-    characters = len("the cat the cat the") + 3 + len("Oh! 5 \U0001f600 ~") + 3
-    assert metrics["text/exclamations"] == 1 / characters and metrics["text/emojis"] == 1 / characters
-    assert metrics["text/non_letters"] == 2 / characters  # the emoji and the tilde
+def test_the_most_frequent_word_by_hand():
+    """The metrics of texts: tests/test_metric_values.py."""
     assert top_word(["The cat", "the dog"]) == ("the", 0.5) and top_word(["", "!"]) == ("", 0.0)
 
 

@@ -483,30 +483,24 @@ def grouped(folder, patch):
 
 
 NO_CRITIC = {name: say for name, say in DIRECT.items() if not name.startswith("value/")}
+stopped = partial(foreign, rules=Rules(), made=lambda every: every[:-1], target_kl=BOUND)
+at_once = partial(foreign, rules=Rules(), made=lambda every: [], target_kl=1e-3)
+NOTHING = {"update/early_stopped": lambda s: 1, "update/steps": lambda s: 0, "update/epochs": lambda s: 0}
+NOTHING |= dict.fromkeys(("loss/total", "update/grad_norm"), lambda s: None)
+"""It ends before its first optimizer step."""
+SKIPPED = {"policy/skipped_steps": lambda s: 1 - len(s.update.made) / len(s.update.minibatches)}
+IN_LOSS = {"kl/in_loss": lambda s: mean(s.update.all("in_loss")), "kl/loss_coef": lambda s: 0.04}
 DIRECTLY = {
-    "stopped": (
-        partial(foreign, rules=Rules(), made=lambda every: every[:-1], target_kl=BOUND),
-        DIRECT | {"update/early_stopped": ended_early},
-    ),
-    "at_once": (  # it ends before its first optimizer step
-        partial(foreign, rules=Rules(), made=lambda every: [], target_kl=1e-3),
-        {"update/early_stopped": lambda s: 1, "update/steps": lambda s: 0, "update/epochs": lambda s: 0}
-        | {"loss/total": lambda s: None, "update/grad_norm": lambda s: None},
-    ),
-    "skipped": (
-        skipped,
-        DIRECT | {"policy/skipped_steps": lambda s: 1 - len(s.update.made) / len(s.update.minibatches)},
-    ),
+    "stopped": (stopped, DIRECT | {"update/early_stopped": ended_early}),
+    "at_once": (at_once, NOTHING),
+    "skipped": (skipped, DIRECT | SKIPPED),
     "refused": (refused, DIRECT | {"update/refused": lambda s: 1}),
     "halved": (halved, DIRECT | {"update/micro_tokens": lambda s: 128}),
     # Log-probs and values of a second pass take the place of those that came along.
     "rescored": (partial(foreign, rules=Rules(), rescore=True), DIRECT),
     # Each reply is whitened by itself: of one token, nothing is left.
     "alone": (partial(foreign, rules=Rules(whiten=True), minibatch=1, epochs=1, whiten_scope="minibatch"), DIRECT),
-    "grouped": (
-        grouped,
-        NO_CRITIC | {"kl/in_loss": lambda s: mean(s.update.all("in_loss")), "kl/loss_coef": lambda s: 0.04},
-    ),
+    "grouped": (grouped, NO_CRITIC | IN_LOSS),
 }
 
 

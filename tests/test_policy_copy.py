@@ -11,8 +11,6 @@ from operant import Batch, OperantError, Policy, ValueOptions
 from operant.models.options import ModelOptions
 from operant.models.reference import PolicyCopy, fingerprint
 
-REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
-
 
 def memory(model) -> dict[str, int]:
     """The memory address of each parameter, under every name that it has."""

@@ -347,7 +347,6 @@ def test_bad_references_are_named_dropped_or_refused():
         prepare(UnitTests(), [Task("b", "x", DOUBLE), Task("a", "x")])
 
 
-# --- the world --------------------------------------------------------------------------------------------------------
 def test_the_world_shows_examples_and_pays_by_hidden_tests():
     world = ENVS.find("programs")(turns=2)
     world.reset({slot: Task(f"t/{slot}", "Return twice x.", DOUBLE) for slot in range(3)})

@@ -213,7 +213,6 @@ def test_a_task_model_and_a_label_for_each_text_are_needed():
         Examples("x", ("a", "b"), (0,))
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -35,7 +35,6 @@ if importlib.util.find_spec("ray") is None:
 
 HERE = hostile_worlds.__file__
 SIX = [Task(f"t/{i}", "x", target="a") for i in range(6)]
-NAMES = ("ray::", "raylet", "gcs_server", "operant.sandbox")
 
 
 def below():

@@ -408,10 +408,12 @@ def test_running_moments_by_hand():
 
 
 def test_a_constant_reward_is_not_blown_up():
+    """0.1 has no exact float: the variance of a constant came out as rounding, and 0.1 became 838,860.8."""
     moments = RunningMoments()
-    moments.update([5.0] * 3)
-    assert shaping.scaled(5.0, moments) == pytest.approx(5.0)
-    assert shaping.scaled(shaping.centred(5.0, moments), moments) == 0.0
+    for count in (1, 7, 64):
+        moments.update([0.1] * count)
+    assert moments.std == 1.0 and shaping.scaled(0.1, moments) == pytest.approx(0.1)
+    assert shaping.scaled(shaping.centred(0.1, moments), moments) == 0.0
     thirds = RunningMoments()
     for _ in range(9):
         thirds.update([0.7] * 3)  # the mean of these is 0.7 only up to rounding

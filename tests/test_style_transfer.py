@@ -302,7 +302,6 @@ def test_a_function_that_fails_is_named(function, why, models):
         reward(models, function)([rollout()])
 
 
-# --- the road, and the page -------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_the_snippet_of_the_page_runs(capsys):
     (snippet,) = snippets("docs/prompts.md#style-transfer-by-prompts")

@@ -1,7 +1,6 @@
 """Scores of texts by name: against the libraries that they come from, published cases and numbers by hand."""
 
 import inspect
-import itertools
 import json
 import math
 import re
@@ -16,7 +15,7 @@ from processes import HIDE, run_python
 from texts import write_rows
 from toys import bare_logprobs, letters, lm, on_disk
 
-from operant import Judgement, Learner, OperantError, Policy, Rollout, Task, Turn, rewards, train
+from operant import Judgement, OperantError, Policy, Rollout, Task, Turn, rewards, train
 from operant.apps.text.concepts import inflected
 from operant.apps.text.parent import parent, table_values
 from operant.metrics.evaluation import measure, resolve
@@ -30,7 +29,6 @@ from operant.rewards.isolated import under
 from operant.rewards.perplexity import Perplexity
 from operant.rewards.text_scores import OF_ALL, SCORES, prepare
 from operant.rewards.words import ngrams, sentences, spaces, tokenizer
-from operant.rollouts.collate import collate
 from operant.runs.config import configure
 from operant.storage.hub import find_model
 
@@ -83,7 +81,6 @@ def test_sentences_and_ngrams():
     assert ngrams(["a", "b", "a", "b"], 2) == {("a", "b"): 2, ("b", "a"): 1} and not ngrams(["a"], 2)
 
 
-# --- BLEU, chrF, TER --------------------------------------------------------------------------------------------------
 @cases(
     ("bleu", {}, "a b", ["a b"], 1.0),  # effective order: of two words there are no longer n-grams
     ("bleu", {"max_n": 1}, "a b x", ["a b c d"], 2 / 3 * math.exp(1 - 4 / 3)),
@@ -148,7 +145,6 @@ def test_scores_of_sacrebleu_are_its_own(name, own, options):
     assert SCORES[ours](**own)(corpus) == [1 - x / 100 if name == "TER" else x / 100 for x in sentences]
 
 
-# --- ROUGE ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("stemmer", [False, True])
 @pytest.mark.parametrize("words", ["words", "rouge"])
 def test_rouge_is_that_of_its_library(words, stemmer):
@@ -166,7 +162,6 @@ def test_rouge_is_that_of_its_library(words, stemmer):
     assert recall["rouge"][1] == truth[1]["rouge1"].recall != truth[1]["rouge1"].fmeasure
 
 
-# --- METEOR -----------------------------------------------------------------------------------------------------------
 def test_meteor_with_synonyms_is_nltks():
     """The example of nltk's documentation, and two synonyms that WordNet has."""
     nltk = pytest.importorskip("nltk")
@@ -191,7 +186,6 @@ def test_meteor_without_wordnet_says_what_fetches_it(monkeypatch):
         check(rewards.resolve("meteor"))
 
 
-# --- CIDEr-D ----------------------------------------------------------------------------------------------------------
 def test_cider_is_that_of_the_authors():
     """The numbers are those of the authors' scorer (pycocoevalcap 1.2) for these texts as one corpus."""
     (found,) = number_of_prepared("cider", CORPUS).values()
@@ -238,7 +232,6 @@ def test_document_frequencies_of_a_file_or_tasks_are_frozen(tmp_path):
         SCORES["cider"]()(CORPUS)
 
 
-# --- PARENT -----------------------------------------------------------------------------------------------------------
 DRUMMER = {"birth name": "michael dahlquist", "born": "december 22 , 1965"}
 DRUMMER |= {"birth place": "seattle , washington", "died": "july 14 , 2005", "death place": "skokie , illinois"}
 DRUMMER |= {"genres": "male", "occupation(s)": "drummer", "instruments": "drums"}
@@ -289,7 +282,6 @@ def test_what_is_no_table_is_a_sentence(table):
         prepare(SCORES["parent"](), "parent", [Task("t/0", "x", table, references=("a",))])
 
 
-# --- BERTScore --------------------------------------------------------------------------------------------------------
 SAID = ["the film was a joy to watch", "bad acting and a worse plot plot", "one of the best films I have seen in years"]
 MEANT = ["it was a joy to watch this film", "the acting was bad, the plot even worse"]
 MEANT += ["this is among the best films of recent years"]
@@ -320,7 +312,6 @@ def test_bertscore_of_equal_empty_and_several():
     assert SCORES["bertscore"]("builtin:sentiment", several="mean")(given) == [pytest.approx((one + other) / 2)]
 
 
-# --- perplexity -------------------------------------------------------------------------------------------------------
 def nats_by_hand(query: str, reply: str) -> tuple[float, int]:
     folder = Path(find_model("builtin:reviews-lm"))
     model, tok = load_model(folder).eval(), load_tokenizer(folder)
@@ -356,7 +347,6 @@ def test_perplexity_of_long_texts_and_without_a_prompt(tmp_path):
         resolve("perplexity")
 
 
-# --- diversity --------------------------------------------------------------------------------------------------------
 def test_diversity_by_hand():
     assert number({"diversity": {"n": 2, "segment": 3}}, [rollout("a a b b"), rollout("c"), rollout("")]) == {
         "diversity/mean_length": 5 / 3,
@@ -634,8 +624,9 @@ def test_the_payments_sum_to_the_score(name, options):
 
 def test_a_token_after_the_end_of_the_text_adds_nothing():
     """A reply that was cut, at a stop string or by `score.truncate_token`, has tokens behind its text."""
-    given = replace(spoken("abcd", "ab"), texts=["ab"])
-    assert judge(with_letters("per_token:letters:abcd"), [given]).scores == [[1.0, 1.0, 0.0, 0.0]]
+    (turn,) = spoken("abcd").turns
+    given = replace(spoken("ab"), turns=[replace(turn, action=[*turn.action, 2])])  # the last token stops it
+    assert judge(with_letters("per_token:letters:abcd"), [given]).scores == [[1.0, 1.0, 0.0, 0.0, 0.0]]
 
 
 def test_a_choice_an_untrained_turn_and_an_abstention():
@@ -663,16 +654,3 @@ def test_per_token_goes_with_sums_failures_and_lists():
         judge(PrefixGain(lambda rs: [[0.0] * r.count for r in rs], letters()), [spoken("ab")])
     with pytest.raises(OperantError, match=r"needs the policy's tokenizer.*read_with\(reward, policy\.tokenizer\)"):
         judge(rewards.resolve("per_token:letters:a"), [spoken("ab")])
-
-
-def test_the_learner_is_paid_token_by_token():
-    """The rewards of its batch are the differences, each at its token."""
-    learner = Learner(Policy(lm(vocab=len(letters())), letters()), algorithm="rloo", max_tokens=6, coef=0.0)
-    reward = with_letters("per_token:letters:abcdefghijklm")
-    rollouts = learner.play([Task("0", "ab"), Task("0", "ab")])
-    scores = judge(reward, rollouts).scores
-    for one, paid, row in zip(rollouts, scores, collate(rollouts, scores).rewards, strict=True):
-        tok, seen = letters(), [0.0]
-        for t in range(1, one.count + 1):
-            seen.append(float(sum(c in "abcdefghijklm" for c in tok.decode(one.ids[:t], skip_special_tokens=True))))
-        assert paid == [b - a for a, b in itertools.pairwise(seen)] == row[2 : 2 + one.count].tolist()

@@ -275,7 +275,6 @@ def test_without_the_extra_a_sentence_says_what_to_install(monkeypatch):
         Jericho().games("train")
 
 
-# --- players ----------------------------------------------------------------------------------------------------------
 def test_players_choose_as_they_say():
     state = GameState("A room.", objective="Take the red key.", commands=("look", "take red key", "take hat"), key="a")
 
