@@ -20,7 +20,7 @@ from rigs import said
 from toys import letters, lm
 from worlds import Turns
 
-from operant import Learner, Policy, Rollout, Step, Task, Turn, machine
+from operant import Learner, Policy, Step, Task, machine
 from operant.api import runs
 from operant.metrics.registry import METRICS, describe
 from operant.rewards.combine import weighted
@@ -614,48 +614,15 @@ SUPERVISED = {
 }
 
 
-# --- worlds that fail -------------------------------------------------------------------------------------------------
-def failures(folder, patch):
-    """Episodes that failed in three ways, that outgrew the context, and with turns that are not trained on."""
-    learner = Learner(lm(vocab=V), tokenizer=letters(), **{"kl.coef": 0.0, "epochs": 1})
-
-    def episode(i, end, *turns):
-        made = [Turn([4] * (n + 1), [5, 6], reward=paid, trained=trained) for n, (trained, paid) in enumerate(turns)]
-        return Rollout(Task(str(i), "a"), i, made, [""] * len(made), end)
-
-    ends = ["raised"] * 3 + ["crashed"] * 2 + ["timeout"] + ["outgrown"] * 2
-    rollouts = [episode(i, end, (True, 1.0)) for i, end in enumerate(ends)]
-    rollouts.append(episode(8, "world", (False, 2.0), (False, 0.0), (True, 1.0), (False, 3.0)))
-    rollouts.append(episode(9, "world", (False, 4.0)))
-    return [SimpleNamespace(logged=learner.learn(rollouts, [0.0] * 10))]
-
-
-FAILURES = {
-    "rollout/world_raised": lambda s: 3,
-    "rollout/world_crashed": lambda s: 2,
-    "rollout/world_timeout": lambda s: 1,
-    "rollout/outgrown": lambda s: 2,
-    "rollout/untrained": lambda s: 3,
-    "rollout/unpaid": lambda s: 1,
-    "rollout/dropped": lambda s: 1 / 10,
-    "rollout/count": lambda s: 3,
-    "reward/abstained": lambda s: 6 / 10,
-    "reward/mean": lambda s: mean([1.0, 1.0, 6.0, 4.0]),
-}
-
-
 # --- time and size ----------------------------------------------------------------------------------------------------
 class Hands:
     """A clock that stands still but for what is spent, and a GPU that only counts."""
 
     def __init__(self):
         self.now, self.spent, self.peak, self.stream = 0.0, {}, 0, "train"
-        self.cuda = SimpleNamespace(
-            is_available=lambda: True,
-            get_device_name=lambda: "none",
-            max_memory_allocated=lambda: self.peak,
-            reset_peak_memory_stats=lambda: setattr(self, "peak", 0),
-        )
+        self.cuda = SimpleNamespace(is_available=lambda: True, get_device_name=lambda: "none")
+        self.cuda.max_memory_allocated = lambda: self.peak
+        self.cuda.reset_peak_memory_stats = lambda: setattr(self, "peak", 0)
 
     def __getattr__(self, name):
         return getattr(torch, name)
@@ -812,7 +779,7 @@ SOFT |= {f"soft_q/{of}a": lambda s: mean(s.q) - mean(s.v) for of in ("", "target
 # --- the tables -------------------------------------------------------------------------------------------------------
 RUNS = {"game": (game, {**UPDATE, **TEXT, **ROLLOUT, **GAME}), **DIRECTLY}
 RUNS |= {"truncated": (truncated, TRUNCATED), "given": (given, {**ROLLOUT, **TEXT, **SUPERVISED})}
-RUNS |= {"failures": (failures, FAILURES), "clock": (clock, CLOCK), "valued": (valued, VALUED), "soft": (soft, SOFT)}
+RUNS |= {"clock": (clock, CLOCK), "valued": (valued, VALUED), "soft": (soft, SOFT)}
 
 
 @pytest.fixture(scope="module")
@@ -851,6 +818,7 @@ def test_every_metric_has_a_row():
     # test_judgement.py; test_evaluation_metrics.py, test_text_scores.py; test_staleness.py
     groups += ("outcome/", "evaluate/outcome/", "evaluate/bleu", "evaluate/chrf", "evaluate/distinct")
     groups += ("evaluate/exact_match", "evaluate/<metric>", "rollout/too_stale", "rollout/importance")
+    groups += ("rollout/world_", "rollout/outgrown", "rollout/untrained", "rollout/unpaid")  # test_worlds.py
     # test_policy_gradients.py; test_ahead.py; test_tools.py; test_carried.py; test_redraw.py
     groups += ("policy/allowed_tokens", "time/ahead", "world/<name>", "rollout/carried")
     groups += ("rollout/redrawn", "rollout/drawn_per_used", "rollout/retired")

@@ -91,11 +91,8 @@ def test_resolve_takes_callables_names_modules_and_files(tmp_path, monkeypatch):
     assert resolve(my_reward) is my_reward
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name, code in {
-        "mine": "def nice(rollouts):\n    return [2.0]\n",
-        "broken": "import nothing_of_the_kind\n",
-        "raising": "1 / 0\n",
-    }.items():
+    nice = "def nice(rollouts):\n    return [2.0]\n"
+    for name, code in {"mine": nice, "broken": "import nothing_of_the_kind\n", "raising": "1 / 0\n"}.items():
         (tmp_path / f"{name}_for_a_test.py").write_text(code, encoding="utf-8")
     assert resolve("mine_for_a_test:nice")([rollout_of("")]) == [2.0]
     assert resolve("./mine_for_a_test.py:nice")([rollout_of("")]) == [2.0]

@@ -112,13 +112,8 @@ def test_a_prompt_is_worth_the_mean_of_the_best_of_each_group(models):
     (found,) = rewards.resolve(reward(models, script))([rollout()])
     assert script.asked == ['Say it: "acf" "'] * 4
     assert found.score == pytest.approx((78.3333 + 25) / 2, abs=1e-3) and found.message == "acg"
-    wanted = {
-        "content": (66.6667 + 100) / 4,
-        "style": (90 + 50 + 50) / 4,
-        "single": (78.3333 + 75 + 25) / 4,
-        "top_content": 66.6667,
-        "top_style": 90.0,
-    }
+    wanted = {"content": (66.6667 + 100) / 4, "style": (90 + 50 + 50) / 4, "single": (78.3333 + 75 + 25) / 4}
+    wanted |= {"top_content": 66.6667, "top_style": 90.0}
     assert found.parts == pytest.approx(wanted, abs=1e-3)
 
 

@@ -38,15 +38,14 @@ def test_a_memory_forgets_the_oldest_turns_until_the_prompt_fits(turns, room, sh
     assert (prompt.turns, prompt.forgotten) == (shown, forgotten)
 
 
+CHOOSE = "You choose the action to"
+
+
 @cases(
     ("plain", "Win.\nA.\n> go\n\nB.\nA lamp.\nYou can go or take.\n>"),
     ("state_info_you", "Win.\nA.\nYou go\n\nB.\n[A lamp.]\n[You can go or take.]\nYou"),
     ("what_do_you_do", "Win.\nA.\nWhat do you do?\ngo.\n\nB.\nA lamp.\nYou could go or take.\nWhat do you do?\n"),
-    (
-        "fork",
-        "Win. A. You choose the action to go. B. A lamp. Your possible actions are to go or take. "
-        "You choose the action to",
-    ),
+    ("fork", f"Win. A. {CHOOSE} go. B. A lamp. Your possible actions are to go or take. {CHOOSE}"),
     ("thought", "Win.\nA.\nThought: Why not? Action: go\n\nB.\nA lamp.\nYou can go or take.\nThought:"),
 )
 def test_the_templates(name, text):

@@ -227,12 +227,14 @@ NO_CONFIGS += [json.dumps({"model_type": "gpt2"} | odd) for odd in ({"n_layer": 
 NO_CONFIGS += ['{"model_type": "gpt2", "vocab_size": 1e400}']
 BROKEN = [(name, content) for name in ("model.safetensors", "critic/head.safetensors") for content in NO_WEIGHTS]
 BROKEN += [("config.json", text.encode()) for text in NO_CONFIGS]
+BROKEN += [("tokenizer.json", text.encode()) for text in ("{}", "[]", '{"model": 5}', "", DEEP)]
 
 
 @pytest.mark.parametrize(("name", "content"), BROKEN, ids=range(len(BROKEN)))
 def test_broken_weights_and_configs_are_refused(model, name, content):
     (model / name).write_bytes(content)
-    assert str(model) in refused(load, model)
+    said = refused(load, model)
+    assert str(model) in said and (name != "tokenizer.json" or "tokenizer" in said)
 
 
 def changed(place, **more):
@@ -331,12 +333,6 @@ def test_chat_templates_that_fail(template):
         learner.generate([Task("t", [{"role": "user", "content": "ab"}])])
     except OperantError as error:
         assert "template" in str(error) or "no tokens" in str(error)
-
-
-@pytest.mark.parametrize("content", ["{}", "[]", '{"model": 5}', "", DEEP], ids=range(5))
-def test_a_tokenizer_that_is_damaged_is_not_left_out_in_silence(model, content):
-    (model / "tokenizer.json").write_text(content, encoding="utf-8")
-    assert "tokenizer" in refused(load, model)
 
 
 def test_vocabularies_that_do_not_fit(tmp_path):

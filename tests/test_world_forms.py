@@ -456,6 +456,8 @@ def without(**parts):
 
 
 NUMBER = iter(range(100))
+ODD_STATE = without(state_dict=lambda self: {"x": object()}, load_state_dict=lambda self, state: None)
+COUNTS = without(reset=lambda self, given: {s: Step(f"game {next(NUMBER)}") for s in Draws.reset(self, given)})
 
 
 @cases(
@@ -466,18 +468,10 @@ NUMBER = iter(range(100))
     (without(most=0), "most=0; it must be a number of at least 1", True),
     (without(waves=0), "waves=0; it must be a number of at least 1", True),
     (without(check=lambda self: 1 / 0), "check raised ZeroDivisionError: division by zero", True),
-    (
-        without(state_dict=lambda self: {"x": object()}, load_state_dict=lambda self, state: None),
-        r"\.x is of type object, which no checkpoint can",
-        True,
-    ),
+    (ODD_STATE, r"\.x is of type object, which no checkpoint can", True),
     (without(step=lambda self, r: {s: Step(failed="raised") for s in r}), "has failed in every episode", True),
     (without(games=lambda self, s: [Task(f"{s}{next(NUMBER)}", "x")]), r"'train\d+'.* in its place the", False),
-    (
-        without(reset=lambda self, given: {s: Step(f"game {next(NUMBER)}") for s in Draws.reset(self, given)}),
-        r"reset answered slot 0 .*text='game \d+', and the second time.*keep their state with state_dict",
-        False,
-    ),
+    (COUNTS, "reset answered slot 0 .*'game .*, and the second time.*keep their state with state_dict", False),
     (without(step=lambda self, r: {s: Step(fresh=True) for s in r}), "an empty prompt; fresh=True needs", False),
 )
 def test_the_check_refuses_what_a_run_refuses(world, error, refused, tmp_path):

@@ -78,6 +78,9 @@ def test_a_failed_episode_is_not_judged_and_not_trained_on():
         metrics = learner.step(rollouts, scores)
         assert metrics["rollout/world_raised"] == 1 and metrics["rollout/count"] == 4
         assert metrics["reward/abstained"] == pytest.approx(0.2)
+    late = replace(rollouts[3], end="timeout")
+    metrics = learner.step([*rollouts, late, late], [1.0] * 7)
+    assert (metrics["rollout/world_raised"], metrics["rollout/world_timeout"], metrics["rollout/count"]) == (1, 2, 4)
     with pytest.raises(OperantError, match=r"no reply is left.*their world failed \(1 episodes"):
         learner.step(rollouts[3:4], [0.0])
 
