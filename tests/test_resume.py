@@ -567,19 +567,3 @@ def test_lists_are_written_so_that_they_can_be_read(given, written):
     assert parse(yaml.safe_dump(describe(given)), "x") == written
     long = configure({"policy": "builtin:reviews-lm", "tasks": ["b"] * 100_000, "reward": "letters:e"})
     assert as_mapping(long)["tasks"] == "<list of 100000>"
-
-
-def test_options_that_change_nothing_are_noted(folder, capsys):
-    words = command(folder, "--lr", "0")
-    words[words.index("--minibatch") + 1] = "64"
-    assert main(words) == 0
-    printed = capsys.readouterr()
-    said = " ".join((printed.out + printed.err).split())
-    assert "optimizer.lr=0.0: the weights stay" in said and "update.minibatch=64 is above batch=4" in said
-
-
-def test_a_file_is_no_folder_of_a_run(tmp_path):
-    (tmp_path / "tiny.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(OperantError, match=r"tiny\.txt: that is a file, and a run writes a folder"):
-        train(model(), TASKS, count_a, out=tmp_path / "tiny.txt", **options())
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny.txt"]
