@@ -33,29 +33,14 @@ def baseline(name, text, **more):
     return known | {"dev": None, "calibrate": "none", "seed": 0} | more
 
 
-FOUND = {
-    "task_model": "a/model",
-    "template": "{sentence} {prompt} {mask} .",
-    "words": [" bad", " good"],
-    "set": "toy",
-    "texts": {"train": 4, "test": 6, "held_out": True},
-    "measure": "gap",
-    "calibrate": "none",
-    "length": 2,
-    "calls": 1234,
-    "prompts": [prompt(" it was", 5 / 6), prompt(EVIL, 0.5, "greedy", 5, ((0, 3), (1, 2)))],
-    "baselines": [
-        baseline("none", ""),
-        baseline("manual", "It was", calibrate="mean"),
-        baseline("in-context", "", detail={"examples": "fine good .\n"}),
-        baseline("head", ""),
-    ],
-    "transfer": [
-        {"task_model": "b/model", "prompt": " it was", "test": 0.6},
-        {"task_model": "c/model", "prompt": " it was", "test": 0.4},
-        {"task_model": "c/model", "prompt": EVIL, "test": 0.2},
-    ],
-}
+FOUND = {"task_model": "a/model", "template": "{sentence} {prompt} {mask} .", "words": [" bad", " good"], "set": "toy"}
+FOUND |= {"texts": {"train": 4, "test": 6, "held_out": True}, "measure": "gap", "calibrate": "none", "length": 2}
+FOUND |= {"calls": 1234, "prompts": [prompt(" it was", 5 / 6), prompt(EVIL, 0.5, "greedy", 5, ((0, 3), (1, 2)))]}
+IN_CONTEXT = baseline("in-context", "", detail={"examples": "fine good .\n"})
+FOUND["baselines"] = [baseline("none", ""), baseline("manual", "It was", calibrate="mean")]
+FOUND["baselines"] += [IN_CONTEXT, baseline("head", "")]
+TRANSFER = (("b/model", " it was", 0.6), ("c/model", " it was", 0.4), ("c/model", EVIL, 0.2))
+FOUND["transfer"] = [{"task_model": model, "prompt": text, "test": share} for model, text, share in TRANSFER]
 
 
 def write(path, scores=SCORES, found=FOUND):
