@@ -18,6 +18,7 @@ from run_folders import row
 from operant.metrics.registry import METRICS
 from operant.runs.folder import RunFolder
 from operant.tally import Histogram
+from operant.tools.labels.server import FOLDER as LABELS
 from operant.tools.report import downsample, run_report
 from operant.tools.report import html as html_pages
 from operant.tools.report.server import Server, Serving, Site
@@ -300,12 +301,13 @@ def test_own_scripts_neither_end_the_page_nor_build_html(path):
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
 
 
-def test_vendored_files_match_their_readme():
-    note = (PAGE / "vendor" / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("folder", [PAGE / "vendor", LABELS / "vendor"], ids=["report", "labels"])
+def test_vendored_files_match_their_readme(folder):
+    note = (folder / "README.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"`([\w.]+)` \| `([0-9a-f]{64})`", note))
-    assert {name: hashlib.sha256((PAGE / "vendor" / name).read_bytes()).hexdigest() for name in listed} == listed
-    assert {path.name for path in (PAGE / "vendor").iterdir()} == {*listed, "LICENSE", "README.md"}
-    assert "uPlot" in note and "MIT" in (PAGE / "vendor" / "LICENSE").read_text(encoding="utf-8")
+    assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in listed} == listed
+    assert {path.name for path in folder.iterdir()} == {*listed, "LICENSE", "README.md"}
+    assert "MIT" in note and "MIT" in (folder / "LICENSE").read_text(encoding="utf-8")
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
