@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from cases import cases
-from small_runs import SMALL, TASKS, count_a, cut, model, options, same, told
+from small_runs import SMALL, TASKS, Grumpy, count_a, cut, model, options, same, told
 from texts import parts
 from toys import letters, lm, on_disk
 
@@ -402,27 +402,6 @@ def test_a_new_critic_is_drawn_from_the_seed(init):
 
 
 # --- a user's own state -----------------------------------------------------------------------------------------------
-class Grumpy:
-    """A reward that gives less every time it is asked."""
-
-    __name__ = "grumpy"
-
-    def __init__(self, fails=0):
-        self.asked, self.fails = 0, fails
-
-    def __call__(self, rollouts):
-        self.asked += 1
-        if self.asked == self.fails:
-            raise RuntimeError("enough")
-        return [r.reply.count("a") - 0.1 * self.asked for r in rollouts]
-
-    def state_dict(self):
-        return {"asked": self.asked}
-
-    def load_state_dict(self, state):
-        self.asked = state["asked"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda r: r, lambda r: {"grumpy": (r, 2.0)}], ids=["alone", "in a sum"])
 def test_a_reward_that_changes_goes_on_where_it_was(tmp_path, wrap):
