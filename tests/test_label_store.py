@@ -1,6 +1,5 @@
 """Labels: files of replies, the database under kills and other processes, agreement, exports, the command."""
 
-import json
 import re
 import signal
 import sqlite3
@@ -10,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from cases import cases
-from labelling import post, serving, write
+from labelling import post, serving
 from page_commands import commands, read
 from processes import Child
-from texts import mistyped
+from texts import mistyped, read_rows, write_rows
 
 from operant.data.replies import labelled_task
 from operant.tools.cli import main
@@ -197,7 +196,7 @@ def test_another_process_adds_items_and_labels_while_a_program_waits(store):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_with_a_sentence(tmp_path):
-    with serving(write(tmp_path / "replies.v2.jsonl", {"prompt": "p", "replies": ["a", "b"]})) as (process, url):
+    with serving(write_rows(tmp_path / "replies.v2.jsonl", [{"prompt": "p", "replies": ["a", "b"]}])) as (process, url):
         number = post(url, "/next", labeller="anna")[1]["item"]["number"]
         assert post(url, "/label", labeller="anna", item=number, answer={"best": 0}, key="k" * 8)[0] == 200
         process.send_signal(signal.SIGINT)
@@ -240,9 +239,9 @@ def test_contradictions_are_told_and_are_no_error(tmp_path, capsys):
     orders = [("a", "b"), ("b", "c"), ("c", "a"), ("b", "a")]
     pairs = [{"prompt": "p", "chosen": chosen, "rejected": rejected} for chosen, rejected in orders[:3]]
     pairs += [{"prompt": "q", "chosen": "a", "rejected": "b"}, {"prompt": "q", "chosen": "b", "rejected": "a"}]
-    path, other = tmp_path / "pairs.1.jsonl", write(tmp_path / "pairs.2.jsonl", pairs[0] | {"prompt": "r"})
+    path, other = tmp_path / "pairs.1.jsonl", write_rows(tmp_path / "pairs.2.jsonl", [pairs[0] | {"prompt": "r"}])
     with Store(tmp_path / "pairs.labels.sqlite") as store:  # an older name, of the first file alone
-        store.add_items(read_items(write(path, *pairs)))
+        store.add_items(read_items(write_rows(path, pairs)))
         store.add_items(read_items(path))
     assert main(["label", str(path), "--agreement"]) == 0
     output = capsys.readouterr().out
@@ -283,7 +282,7 @@ def test_forms_of_exports(kind, answer, form, expected, tmp_path):
         store.add_items([Item("i", TALK, ("a", "b", "c"))])
         store.add_label("i", "anna", answer, at=7.0)
     assert main(["label", str(tmp_path / "l.sqlite"), "--export", str(out), "--form", form]) == 0
-    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    lines = read_rows(out)
     if form == "pairs":
         assert lines == [{"prompt": TALK, "chosen": a, "rejected": b} for a, b in expected]
         return
@@ -307,7 +306,7 @@ def test_pairs_have_no_empty_reply(store):
 # --- the command ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("typed", "said"), mistyped("label"))
 def test_mistakes_are_one_sentence(typed, said, here, capsys):
-    write(Path("replies.jsonl"), {"prompt": "p", "replies": ["a", "b"]})
+    write_rows("replies.jsonl", [{"prompt": "p", "replies": ["a", "b"]}])
     Path("empty.jsonl").touch()
     Path("broken.jsonl").write_text("{\n", encoding="utf-8")
     Store("old.sqlite").close()
