@@ -47,17 +47,11 @@ def test_files_are_synced_before_the_name_and_old_ones_go_last(put, tmp_path, wa
         put(tmp_path, step)
     seam = watch()
     put(tmp_path, 3)
-    files_of_it = ["tensors.safetensors", "state.json", "manifest.json"]
-    assert seam.done() == [
-        ("mkdir", ".step-00003.tmp"),
-        ("fsync_folder", tmp_path.name),
-        *((operation, name) for name in files_of_it for operation in ("write", "fsync")),
-        ("fsync_folder", ".step-00003.tmp"),
-        ("rename", "step-00003"),
-        ("fsync_folder", tmp_path.name),
-        ("rename", ".step-00001.tmp"),
-        ("remove_tree", ".step-00001.tmp"),
-    ]
+    new, old, here, files = ".step-00003.tmp", ".step-00001.tmp", ("fsync_folder", tmp_path.name), []
+    for name in ("tensors.safetensors", "state.json", "manifest.json"):
+        files += [("write", name), ("fsync", name)]
+    whole = [("mkdir", new), here, *files, ("fsync_folder", new), ("rename", "step-00003"), here]
+    assert seam.done() == [*whole, ("rename", old), ("remove_tree", old)]
 
 
 @pytest.mark.parametrize("again, keep", [(False, 2), (True, 2), (False, 1)])
