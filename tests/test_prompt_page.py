@@ -59,13 +59,9 @@ def write(path, scores=SCORES, found=FOUND):
 def test_the_steps_by_hand(tmp_path):
     data = prompts.embedded(write(tmp_path / "run", found=None))
     assert data["found"] is None
-    assert data["steps"] == {
-        "step": [1, 2, 3, 4, 5],
-        "of": 5,
-        "best": [3.0, 2.0, 5.0, None, 4.0],
-        "mean": [2.0, 1.0, 5.0, None, 3.0],
-        "text": [" early 0", "x 0", " third 1", "", " late 0"],
-    }
+    scores = {"best": [3.0, 2.0, 5.0, None, 4.0], "mean": [2.0, 1.0, 5.0, None, 3.0]}
+    text = [" early 0", "x 0", " third 1", "", " late 0"]
+    assert data["steps"] == {"step": [1, 2, 3, 4, 5], "of": 5, "text": text} | scores
     assert data["tokens"] == {  # a fifth of five steps; two prompts of two tokens in each, whose first is the same
         "first": {"from": 1, "to": 1, "different": 3},
         "last": {"from": 5, "to": 5, "different": 3},

@@ -76,10 +76,8 @@ def run(tmp_path_factory):
 # --- downsampling -----------------------------------------------------------------------------------------------------
 def test_a_short_curve_is_complete_and_a_metric_that_steps_lack_has_steps_of_its_own():
     metrics = [{"step": 3, "a": 1.0}, {"step": 4, "a": None, "b": 0.123456789}, {"step": 5, "a": 2.0}]
-    assert downsample.curves(metrics) == {
-        "steps": [3, 4, 5],
-        "values": {"a": [1.0, None, 2.0], "b": {"steps": [4], "values": [0.12346]}},
-    }
+    values = {"a": [1.0, None, 2.0], "b": {"steps": [4], "values": [0.12346]}}
+    assert downsample.curves(metrics) == {"steps": [3, 4, 5], "values": values}
 
 
 def test_a_long_curve_is_short_and_keeps_its_peaks():
