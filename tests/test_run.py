@@ -78,9 +78,13 @@ def test_resume_cuts_what_is_played_again_and_a_torn_line(tmp_path):
     assert sorted(p.name for p in folder.rollouts_path.iterdir()) == [f"step-0000{s}.parquet" for s in (1, 2, 3)]
 
 
-def test_a_reward_that_nobody_got_is_still_a_column_of_numbers(tmp_path):
+def test_rollouts_keep_columns_that_the_first_row_lacks(tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
-    folder.rollouts(13, [{"reply": "a", "reward": None}])
+    rows = [{"reply": "a", "reward": None}, {"reply": "b", "reward": 0.5, "reward/taste": 0.25}]
+    folder.rollouts(12, rows)
+    back = pq.read_table(folder.rollouts_path / "step-00012.parquet").to_pylist()
+    assert back == [rows[0] | {"reward/taste": None}, rows[1]]
+    folder.rollouts(13, rows[:1])  # nobody was scored: the column is still one of numbers
     assert str(pq.read_schema(folder.rollouts_path / "step-00013.parquet").field("reward").type) == "double"
 
 
