@@ -23,7 +23,7 @@ from operant import (
     load_policy,
     train,
 )
-from operant.engines.own import OwnEngine
+from operant.engines.transformers import OwnEngine
 from operant.models import base
 from operant.models.adapters import LoraOptions
 from operant.models.loading import export, load_own_weights

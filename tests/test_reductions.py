@@ -9,7 +9,7 @@ from toys import lm
 
 from operant import Learner, Outputs
 from operant.objectives import losses
-from operant.objectives.advantages import with_groups
+from operant.objectives.groups import with_groups
 from operant.rollouts.collate import collate
 from operant.runs.config import configure
 from operant.training.update import weighted
