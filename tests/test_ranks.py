@@ -2,6 +2,7 @@
 
 import math
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from operant.rewards.combine import weighted
 from operant.rewards.shaping import RunningMoments
 from operant.runs.scored_rollouts import Probes
 from operant.tally import Tally
+from operant.types import StoppedError
 
 UNEVEN = [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
 """Three clipped tokens of 3, and none of 5: 3 / 8 of all, where a mean of two means would say a half."""
@@ -99,11 +101,28 @@ def judged_slowly() -> tuple[int, str]:
     return machine.beats - before, told
 
 
-def probed_apart(rank: int) -> list[int]:
-    """The scored tokens of each reply where each rank has a server of its own, whose replies differ."""
-    learner = Learner(lm(), max_tokens=4 + rank, fixed_length=True)
-    rows, _ = Probes(learner, [Task("a", [5, 6]), Task("b", [7])], lambda rs: [[1.0] * r.count for r in rs]).ask()
-    return [len(row["returns"]) for row in rows]
+def stopped(rank: int) -> list[str]:
+    """What a rank raises where rank 1 alone stops, where both do, and where rank 0 stops and rank 1 fails."""
+
+    def raises(kinds):
+        if kinds[rank] is not None:
+            raise kinds[rank](f"rank {rank}")
+
+    kinds = []
+    for of_ranks in ((None, StoppedError), (StoppedError, StoppedError), (StoppedError, OperantError)):
+        with pytest.raises(OperantError) as raised:
+            distributed.together(partial(raises, of_ranks))
+        kinds.append(raised.type.__name__)
+    return kinds
+
+
+def probed_apart(rank: int) -> list[float]:
+    """The scored tokens of each reply where each rank has a server of its own, whose replies differ; and the ranks'
+    number after a reward that scores the replies of one rank alone."""
+    learner, tasks = Learner(lm(), max_tokens=4 + rank, fixed_length=True), [Task("a", [5, 6]), Task("b", [7])]
+    rows, _ = Probes(learner, tasks, lambda rs: [[1.0] * r.count for r in rs]).ask()
+    Probes(learner, tasks, lambda rs: [1.0 if r.count > 4 else None for r in rs]).ask()
+    return [*[len(row["returns"]) for row in rows], distributed.total_float(1.0)]
 
 
 def ranks_work(rank: int, world: int) -> dict:
@@ -129,6 +148,7 @@ def ranks_work(rank: int, world: int) -> dict:
         "probed": probed(),
         "slowly": judged_slowly(),
         "apart": probed_apart(rank),
+        "stopped": stopped(rank),
     }
 
 
@@ -196,4 +216,9 @@ def test_what_fails_in_the_probes_of_one_rank_is_heard_on_all(ranks):
 def test_the_first_rank_judges_equal_replies_and_the_others_wait_alive(ranks):
     (_, first), (beats, told) = (ranks[rank]["slowly"] for rank in (0, 1))
     assert first == told == "rank 0" and beats > 5
-    assert [ranks[rank]["apart"] for rank in (0, 1)] == [[4, 4], [5, 5]]
+    assert [ranks[rank]["apart"] for rank in (0, 1)] == [[4, 4, 2], [5, 5, 2]]
+
+
+def test_a_stop_of_one_rank_is_one_of_all_unless_another_fails(ranks):
+    assert ranks[0]["stopped"] == ["StoppedError", "StoppedError", "HeardError"]
+    assert ranks[1]["stopped"] == ["StoppedError", "StoppedError", "OperantError"]

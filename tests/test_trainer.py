@@ -22,6 +22,7 @@ from operant.runs.config import as_mapping, configure, recipes
 from operant.runs.folder import read_config
 from operant.runs.notes import high_rate, idle, unknown_prompts
 from operant.tools.cli import main
+from operant.types import StoppedError
 
 SHORT = SMALL | {"steps": 3, "tokenizer": letters()}
 
@@ -151,6 +152,21 @@ def test_an_error_of_a_step_or_of_its_evaluation_is_heard_and_reported(call, tmp
     with pytest.raises(OperantError, match="ZeroDivisionError"):
         train(model(), TASKS, fails, observers=[watching], **SHORT | given)
     assert watching.calls == ["start", "step 1", "failure"] and report.is_file()
+
+
+def test_a_reward_that_stops_ends_the_run_as_a_signal_does(plain, tmp_path):
+    calls = []
+
+    def stops(rollouts):
+        calls.append(0)
+        if len(calls) == 2:
+            raise StoppedError("nobody is there")
+        return count_a(rollouts)
+
+    run = train(model(), TASKS, stops, out=tmp_path / "run", **SHORT)
+    assert run.interrupted and len(run.metrics) == 1 and "nobody is there" in (run.path / "log.txt").read_text()
+    again = train(model(), TASKS, count_a, out=run.path, resume=True, tokenizer=letters())
+    assert told(again) == told(plain) and same(again, plain)
 
 
 @pytest.mark.parametrize("observers", [Observer(), [Observer], [print], None])

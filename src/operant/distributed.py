@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from operant.machine import beat
 from operant.tally import Tally
-from operant.types import Divided, HeardError, OperantError, shown
+from operant.types import Divided, HeardError, OperantError, StoppedError, shown
 
 Item = TypeVar("Item")
 MEETING = timedelta(minutes=5)
@@ -174,14 +174,15 @@ def agree(error: OperantError | None) -> None:
     """Raise an error that any rank has met on all of them, so that no rank waits for another.
 
     Every rank must call, also without an error. The first rank that has met it raises it as it is, and the others raise
-    a `HeardError`, which the command line does not print again.
+    a `HeardError`, which the command line does not print again. Where all others have met none, a stop is one of all.
     """
-    found = gathered(None if error is None else (str(error), isinstance(error.__cause__, OSError)))
-    if error is None or [one and one[0] for one in found].index(str(error)) != rank():
-        heard = next((one for one in found if one is not None), None)
-        if heard is None:
-            return
-        error = HeardError(heard[0])
+    stops = isinstance(error, StoppedError)
+    found = gathered(None if error is None else (str(error), isinstance(error.__cause__, OSError), stops))
+    heard = min((one for one in found if one is not None), key=lambda one: one[2], default=None)
+    if heard is None:
+        return
+    if error is None or stops or [one and one[0] for one in found].index(str(error)) != rank():
+        error = (StoppedError if heard[2] else HeardError)(heard[0])
         error.__cause__ = OSError() if heard[1] else None  # who calls may go on without the disk
     vars(error)["agreed"] = True  # every rank raises it: all may write together once more
     raise error

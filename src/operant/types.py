@@ -61,7 +61,7 @@ def is_real(number: object) -> bool:
 
 
 class StoppedError(OperantError):
-    """A step gives up because the run shall end, and no more than that is wrong."""
+    """The reward of a step gives up because the run shall end, and no more than that is wrong."""
 
 
 class HeardError(OperantError):

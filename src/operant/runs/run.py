@@ -141,8 +141,10 @@ class Run:
                     self.checkpoints.save_last()
                 else:
                     self._finish()
-            finally:
-                self.observe(lambda observer: observer.at_end(self))
+            except BaseException:
+                self.observe(lambda observer: observer.at_failure(self))
+                raise
+            self.observe(lambda observer: observer.at_end(self))
 
     def step(self) -> dict[str, float]:
         """Sample tasks, play and score them, learn, evaluate, log; returns the metrics.

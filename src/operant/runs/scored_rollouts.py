@@ -123,7 +123,8 @@ class Probes:
             seen = self.scorer.seen(rollouts, learner.sampling, tokenizer)
             judged = self.scorer.judge(seen, pays=learner.pays)
             batch, places, kl = None, None, None
-            if any(score is not None for score in judged.scores):  # people judge no probes
+            # People judge no probes, and where ranks have other replies, all of them look at these or none.
+            if not distributed.largest(int(all(score is None for score in judged.scores))):
                 batch, places = learner.preview(rollouts, judged.scores)
                 kl = collect.of_batch(batch, 0.0).result().get("kl/per_reply")
             pieces = partial(token_pieces, tokenizer)

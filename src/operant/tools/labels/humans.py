@@ -79,11 +79,11 @@ class Humans:
         store.add_items([item for item, _ in items.values()])
         given = self._wait(store, list(items))
         if items and not any(given.values()):
-            missed = store.lacking(list(items), self.labellers)
             why = f"nobody labelled any of {len(items)} items within {self.minutes:g} minutes"
-            why = why if missed else f"all of {len(items)} items were skipped"
-            for skip in store.skipped():  # else nobody would see them again
-                if skip.item in items:
+            skips = [skip for skip in store.skipped() if skip.item in items]
+            if min(map([skip.item for skip in skips].count, items)) >= self.labellers:
+                why = f"all of {len(items)} items were skipped"
+                for skip in skips:  # else nobody would see them again
                     store.undo(skip.labeller, skip.number)
             how = f"open the page (operant label {self.path}) and resume the run, which asks for them again"
             raise OperantError(f"{why}: {how}")

@@ -372,7 +372,7 @@ const Charts = (() => {
   /** The upper and the lower edge of the shade of a series, if it has one. */
   function edges(s) {
     if (s.low) return [s.high, s.low];
-    return s.spread ? [1, -1].map((sign) => s.values.map((v, i) => (v === null ? null : v + sign * (s.spread[i] ?? 0)))) : [];
+    return s.spread ? [1, -1].map((sign) => s.values.map((v, i) => (v === null || s.spread[i] === null ? null : v + sign * s.spread[i]))) : [];
   }
 
   /** Name the line that is nearest to the pointer. */
