@@ -5,6 +5,7 @@ loss sum to 1 over the whole minibatch. Several ranks are started by `torchrun -
 """
 
 import hashlib
+import itertools
 import json
 import os
 import time
@@ -31,8 +32,8 @@ met = False
 """Whether this process has looked for other ranks: before, an error is most likely that of all of them."""
 store: dist.Store | None = None
 """Where the ranks that `launched` has brought together leave words for each other."""
-calls = 0
-"""How often `on_first` was called."""
+calls = itertools.count()
+"""The numbers of the calls of `on_first`."""
 WAIT = 30.0
 """Minutes that a rank waits for the others afterwards, unless `launched` is told otherwise: torch's own default."""
 
@@ -215,9 +216,7 @@ def on_first(work: Callable[[], Item]) -> Item:
 
     An OperantError is raised on all. Every rank must call.
     """
-    global calls
-    calls += 1
-    done = f"done/{calls}"
+    done = f"done/{next(calls)}"
 
     def called() -> list[Item]:
         if rank() > 0:

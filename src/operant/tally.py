@@ -87,8 +87,7 @@ class Histogram:
 def _numbers(values: Tensor | Iterable[float], where: Tensor | None) -> np.ndarray:
     """Return the values, of a tensor those where `where` is True, as a flat array of float64."""
     if isinstance(values, Tensor):
-        picked = values if where is None else values[where]
-        return picked.detach().double().flatten().cpu().numpy()
+        return (values if where is None else values[where]).detach().double().flatten().cpu().numpy()
     return np.asarray(list(values), dtype=np.float64)
 
 

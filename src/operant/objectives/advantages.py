@@ -233,5 +233,4 @@ def next_values(values: Tensor, lengths: Tensor, bootstrap: Tensor) -> Tensor:
     if not values.shape[1]:
         return values
     ahead = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
-    last = (lengths - 1).clamp(min=0)[:, None]
-    return ahead.scatter(1, last, bootstrap.to(values)[:, None])
+    return ahead.scatter(1, (lengths - 1).clamp(min=0)[:, None], bootstrap.to(values)[:, None])
