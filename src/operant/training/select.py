@@ -186,6 +186,5 @@ def with_staleness(batch: Batch, rollouts: Sequence[Rollout], version: int) -> B
     if not any(bool(of_turns.any()) for of_turns in ages):
         return batch
     table = torch.nn.utils.rnn.pad_sequence(ages, batch_first=True)
-    return batch.with_(
-        staleness=torch.where(batch.actions, table[batch.episodes[:, None], batch.turns.clamp(min=0)], 0)
-    )
+    found = table[batch.episodes[:, None], batch.turns.clamp(min=0)]
+    return batch.with_(staleness=torch.where(batch.actions, found, 0))
