@@ -169,8 +169,7 @@ class HiddenStates(nn.Module):
     @property
     def start_token(self) -> int:
         """The first token that an encoder-decoder's decoder is given. Raises: OperantError if its configs have none."""
-        read = (with_defaults(config, PlainConfig) for config in (self.config, self.generation))
-        named = (config.decoder_start_token_id for config in read)
+        named = (with_defaults(c, PlainConfig).decoder_start_token_id for c in (self.config, self.generation))
         start = next((token for token in named if token is not None), None)
         if start is None:
             raise OperantError(

@@ -100,7 +100,8 @@ def both(first: Callable[[], First], second: Callable[[], Second]) -> tuple[Firs
 
 def dealt(groups: Iterable[list[int]], lengths: Sequence[int]) -> list[list[list[int]]]:
     """Groups of rows in two halves with nearly as many tokens."""
-    sizes = [sum(lengths[row] for row in rows) for rows in (groups := [*groups])]
+    groups = [*groups]
+    sizes = [sum(lengths[row] for row in rows) for rows in groups]
     return [[groups[index] for index in half] for half in deal(sizes, 2)]
 
 
