@@ -38,6 +38,20 @@ def wider(batch: Batch, more: int, ids: int, numbers: float) -> Batch:
     return batch.with_(**changed)
 
 
+def pushed_right(batch: Batch, junk: int) -> Batch:
+    """The same rows padded on the left with `junk`."""
+    width = batch.tokens.shape[1]
+    places = (torch.arange(width) - (width - batch.mask.sum(1))[:, None]) % width
+    moved = {n: getattr(batch, n).gather(1, places) for n in ("tokens", "mask", "actions", "turns", "rewards")}
+    return batch.with_(**moved | {"tokens": torch.where(moved["mask"], moved["tokens"], junk)})
+
+
+def scores(policy) -> torch.Tensor:
+    """The log-probs of two replies."""
+    with torch.no_grad():
+        return policy.forward(Batch.given([[3, 4, 5, 6], [7, 8]], [[9, 10], [11, 12]])).logprobs
+
+
 class Caught(torch.optim.Optimizer):
     """An optimizer that changes no weight and records the gradient of every step as one vector in float64."""
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 from cases import cases
-from toys import bare_logprobs, letters, lm, on_disk
+from toys import bare_logprobs, ids, letters, lm, on_disk
 
 from operant import Learner, OperantError, Rollout, Task, Turn, diagnose, train
 from operant.data import DataOptions, load_tasks
@@ -19,10 +19,6 @@ CHAT = (
     "{% endfor %}{% if add_generation_prompt %}a{% endif %}"
 )
 STOP = 2
-
-
-def ids(text):
-    return letters()(text, add_special_tokens=False)["input_ids"]
 
 
 def turns(row, *, tokenizer=None, **options):
