@@ -211,14 +211,6 @@ def test_a_recipe_is_short_and_stands_alone(name):
     assert modules <= {"argparse", "copy", "random", "string", "torch", "transformers"}
 
 
-def test_a_recipe_discounts_by_hand():
-    rewards, values = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[0.5, 0.25, 9.0]])  # two tokens, then padding
-    made, returns = recipe("ppo").gae(rewards, values, torch.tensor([[1.0, 1.0, 0.0]]), gamma=0.9, lam=0.7)
-    expected = [1 + 0.9 * 0.25 - 0.5 + 0.9 * 0.7 * (2 - 0.25), 2 - 0.25]
-    assert made[0, :2].tolist() == pytest.approx(expected)
-    assert returns[0, :2].tolist() == pytest.approx([expected[0] + 0.5, expected[1] + 0.25])
-
-
 def test_the_adaptive_coefficient_is_that_of_the_library():
     ours, theirs = kl.controller(kl.KLOptions(coef=0.2, control="adaptive")), 0.2
     for measured in (0.1, 5.9, 6.1, 40.0, -3.0):
