@@ -157,17 +157,7 @@ def test_rejection_imitates_the_best_of_what_is_drawn(shape, size, keep):
     assert gap(mine, exact.flat(model)) < EXACT
 
 
-CLAIMED = {
-    "distill": test_distill_descends_on_the_divergence_in_visited_states,
-    "gigpo": test_gigpo_of_one_turn_counts_the_comparison_twice,
-    "rejection": test_rejection_imitates_the_best_of_what_is_drawn,
-    "ppo": test_ppo_and_a2c_climb_the_return,
-    "a2c": test_ppo_and_a2c_climb_the_return,
-    "reinforce": test_reinforce_climbs_the_return,
-    "coderl": test_reinforce_climbs_the_return,
-    "grpo": test_grpo_is_the_sum_over_its_groups,
-    "rloo": test_rloo_climbs_the_return,
-}
+CLAIMED = {"distill", "gigpo", "rejection", "ppo", "a2c", "reinforce", "coderl", "grpo", "rloo"}
 
 
 RELATIVES = """dapo dr-grpo gspo cispo sapo dppo opo maxrl pass-at-k vapo reinforce++ reinforce++-baseline""".split()
@@ -175,4 +165,4 @@ RELATIVES = """dapo dr-grpo gspo cispo sapo dppo opo maxrl pass-at-k vapo reinfo
 
 
 def test_every_row_of_the_table_has_a_claim():
-    assert set(CLAIMED) == set(ALGORITHMS) - ELSEWHERE - set(RELATIVES)
+    assert set(ALGORITHMS) == CLAIMED | ELSEWHERE | set(RELATIVES)

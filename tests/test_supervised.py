@@ -29,12 +29,8 @@ def turns(row, *, tokenizer=None, **options):
     return [(turn.prompt, turn.action) for turn in rollout.turns]
 
 
-TALK = [
-    {"role": "user", "content": "hi"},
-    {"role": "assistant", "content": "ab"},
-    {"role": "user", "content": "go"},
-    {"role": "assistant", "content": "cd"},
-]
+SPOKEN = zip(("user", "assistant") * 2, ("hi", "ab", "go", "cd"))
+TALK = [{"role": role, "content": said} for role, said in SPOKEN]
 
 
 def test_rows_of_every_form_by_hand():
@@ -66,10 +62,7 @@ def test_rows_of_every_form_by_hand():
     ({"messages": TALK[1:2]}, r"no message stands before the answer"),
     (Task("mine", "x"), r"the task 'mine' has no replies"),
     ({"messages": [*TALK[:1], {"role": "assistant", "content": None}]}, r"messages with role and content as text"),
-    (
-        {"messages": [*TALK[:1], {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}]},
-        r"messages with role and content as text",
-    ),
+    ({"messages": [*TALK[:1], {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}]}, "content as text"),
     ({"prompt": TALK[:1], "completion": TALK[:1]}, r"the reply has no message with role 'assistant'"),
     ({"prompt": TALK[:1], "replies": [TALK[:1]]}, r"task '[^']+': the reply has no message with role 'assistant'"),
 )
@@ -181,10 +174,7 @@ def test_rows_that_are_learnt_by_heart_are_a_finding(files, tmp_path):
     ({"query_tokens": 5}, "demonstrations need their whole prompts"),
     ({"reference": "builtin:reviews-lm"}, "algorithm sft has no reference; leave"),
     ({"data.loss_on": "some"}, "replies or all"),
-    (
-        {"loss_on": "all", "algorithm": "ppo", "reward": len},
-        "algorithm ppo learns from replies that the policy generates",
-    ),
+    ({"loss_on": "all", "algorithm": "ppo", "reward": len}, "ppo learns from replies that the policy generates"),
 )
 def test_what_does_not_go_with_given_replies_is_refused(given, message, files, tmp_path):
     usual = {"policy": str(files / "model"), "algorithm": "sft", "out": tmp_path / "run"}
