@@ -185,9 +185,10 @@ def test_a_row_without_actions_is_no_reply():
     batch = Batch.given([[1]] * 4 + [[0, 0]], [[2]] * 4 + [[]]).with_(groups=torch.tensor([0, 0, 1, 1, 2]))
     rewards = torch.zeros(batch.tokens.shape)
     rewards[:4, 1] = torch.tensor([0.0, 1.0, 0.0, 3.0])
-    made = advantages.with_groups(batch.with_(rewards=rewards), deviation="batch").advantages
-    assert made[batch.actions].tolist() == pytest.approx([x / 1.25**0.5 for x in (-0.5, 0.5, -1.5, 1.5)])
-    assert not made[4].any()
+    for scale, spread in ((True, 1.25**0.5), (False, 1.0)):
+        made = advantages.with_groups(batch.with_(rewards=rewards), scale=scale, deviation="batch").advantages
+        assert made[batch.actions].tolist() == pytest.approx([x / spread for x in (-0.5, 0.5, -1.5, 1.5)])
+        assert not made[4].any()
 
 
 @pytest.mark.parametrize("name", "a2c reinforce grpo rloo opo maxrl pass-at-k vapo ilql soft_q".split())
