@@ -162,4 +162,4 @@ def test_a_world_with_a_state_is_refused_ahead(tmp_path):
 
 @pytest.mark.slow
 def test_a_policy_finds_the_optimum_one_step_behind(tmp_path):
-    assert end_of_run(tmp_path / "run", 32, seed=0, steps=20, rollouts_ahead=1) > 0.9
+    assert end_of_run(tmp_path / "run", seed=0, rollouts_ahead=1) > 0.9

@@ -13,7 +13,6 @@ from operant.tools.report.diagnosis.history import History
 from operant.tools.report.diagnosis.rewards import no_advantage
 
 GIVEN = {"tasks": ["ab", "cde", "the end", "h"], "reward": "letters:a"}
-SMALL = {"steps": 2, "batch": 8, "probes": 0, "sampling.max_tokens": 4, "watch_every": 0}
 
 
 def test_a_recipes_options_of_another_method_are_left_out():
