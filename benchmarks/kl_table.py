@@ -17,6 +17,7 @@ from torch import Tensor
 
 from operant.models.logprobs import divergence
 from operant.objectives import advantages, losses
+from operant.objectives.groups import with_groups, with_leave_one_out
 from operant.objectives.kl import EXACT, SAMPLED, KLOptions, estimate
 from operant.sampling import Sampling
 from operant.training.objective import Objective, forward
@@ -99,7 +100,7 @@ def gradient(logits: Tensor, kl: KLOptions, *, samples: int = 1, scale: bool = F
     if samples == 1:
         batch = advantages.with_gae(batch, lam=1.0, whiten_scope="none")
     else:
-        batch = advantages.with_groups(batch) if scale else advantages.with_leave_one_out(batch)
+        batch = with_groups(batch) if scale else with_leave_one_out(batch)
     objective = Objective(losses.surrogate, kl=kl, reference=object())  # pyright: ignore[reportArgumentType]
     _, terms = forward(constant_policy(z, tokens), batch, objective, Sampling())  # pyright: ignore[reportArgumentType]
     return torch.autograd.grad(losses.total(terms["loss"], batch), z)[0]

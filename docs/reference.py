@@ -30,6 +30,7 @@ MODULES = (
     "operant.objectives",
     "operant.objectives.losses",
     "operant.objectives.advantages",
+    "operant.objectives.groups",
     "operant.objectives.kl",
     "operant.rewards",
     "operant.rewards.feedback",

@@ -86,7 +86,7 @@ TABLES = ("Table", "Lazy", "BuiltIn")
 
 
 def hidden_imports(source: str) -> set[str]:
-    """Modules that texts name, as in `find("engine", "operant.engines.own", "OwnEngine")`; those of tables apart."""
+    """Modules that texts name, as in `find("engine", "operant.engines.vllm", "VLLMEngine")`; those of tables apart."""
     tree = parsed(source)
     tables = [node for node in walked(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") in TABLES]
     lazy = {id(node) for table in tables for node in ast.walk(table)}

@@ -43,6 +43,13 @@ def tidy():
 
 
 @pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The working folder, which is empty."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def watch(monkeypatch):
     """A function that puts a disk that is watched, and that refuses, at the seam of `atomic_io`, and returns it."""
     from disks import Watched

@@ -7,11 +7,6 @@ import sys
 from contextlib import contextmanager
 
 
-def write(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 @contextmanager
 def serving(*words):
     """A real `operant label` in a process of its own, and the address that it prints."""

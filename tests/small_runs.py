@@ -17,6 +17,27 @@ def count_a(rollouts):
     return [float(r.reply.count("a")) for r in rollouts]
 
 
+class Grumpy:
+    """A reward that gives less every time it is asked."""
+
+    __name__ = "grumpy"
+
+    def __init__(self, fails=0):
+        self.asked, self.fails = 0, fails
+
+    def __call__(self, rollouts):
+        self.asked += 1
+        if self.asked == self.fails:
+            raise RuntimeError("enough")
+        return [r.reply.count("a") - 0.1 * self.asked for r in rollouts]
+
+    def state_dict(self):
+        return {"asked": self.asked}
+
+    def load_state_dict(self, state):
+        self.asked = state["asked"]
+
+
 def model():
     return lm("gpt2", vocab=len(letters()), spread=0.02)
 

@@ -9,6 +9,7 @@ from rigs import said, wider
 
 from operant import Batch, Outputs, Rollout, Task, Turn
 from operant.objectives import advantages, losses
+from operant.objectives.groups import group_relative, leave_one_out, with_groups, with_leave_one_out
 from operant.objectives.kl import estimate, loss_term
 from operant.rollouts.collate import collate, token_weights
 from operant.training.scoring import charge_kl
@@ -147,7 +148,7 @@ GROUPS = [3, 3, 3, 3, 9, 9, 9, 1, 1, 1, 1, 5] + [2] * 3
 
 
 def grouped(returns, groups, **how) -> list[float]:
-    return advantages.group_relative(torch.tensor(returns), torch.tensor(groups), **how).tolist()
+    return group_relative(torch.tensor(returns), torch.tensor(groups), **how).tolist()
 
 
 def test_groups_by_hand():
@@ -171,12 +172,12 @@ def test_a_constant_group_has_no_advantage_at_all(value, size):
     """A constant group is 0 in float64 as well, where three times 0.1 has the mean 0.10000000000000002."""
     for dtype in (torch.float32, torch.float64):
         returns = torch.tensor([value] * size + [1.0, 2.0], dtype=dtype)
-        assert advantages.group_relative(returns, torch.tensor([4] * size + [5, 5]))[:size].tolist() == [0.0] * size
+        assert group_relative(returns, torch.tensor([4] * size + [5, 5]))[:size].tolist() == [0.0] * size
 
 
 def test_leave_one_out_by_hand():
     """Groups (1, 2, 6) and (5) give 1 - 4, 2 - 3.5, 6 - 1.5; and 0 for the group of one."""
-    result = advantages.leave_one_out(torch.tensor([1.0, 5.0, 2.0, 6.0]), torch.tensor([7, 3, 7, 7]))
+    result = leave_one_out(torch.tensor([1.0, 5.0, 2.0, 6.0]), torch.tensor([7, 3, 7, 7]))
     assert result.tolist() == pytest.approx([-3.0, 0.0, -1.5, 4.5])
 
 
@@ -186,6 +187,6 @@ def test_group_advantages_stand_on_every_row_of_an_episode():
     rewards = torch.tensor([[0.0, 0.0, 2.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 3.0]])
     batch = batch.with_(rewards=rewards, episodes=torch.tensor([0, 1, 1]), groups=torch.tensor([4, 4, 4]))
     right = [[0, -1, -1, 0], [0, 1, 0, 0], [0, 0, 1, 1]]
-    assert torch.allclose(advantages.with_groups(batch).advantages, torch.tensor(right, dtype=torch.float32), atol=1e-5)
-    assert advantages.with_groups(batch, scale=False).advantages.tolist() == right
-    assert advantages.with_leave_one_out(batch).advantages.tolist() == [[2.0 * x for x in row] for row in right]
+    assert torch.allclose(with_groups(batch).advantages, torch.tensor(right, dtype=torch.float32), atol=1e-5)
+    assert with_groups(batch, scale=False).advantages.tolist() == right
+    assert with_leave_one_out(batch).advantages.tolist() == [[2.0 * x for x in row] for row in right]

@@ -35,17 +35,11 @@ def step(model, optimizer):
 
 def test_nested_state_is_lossless(tmp_path):
     shared = torch.randn(30, 40)
-    given = {
-        0: {"0": True, 1: 1, "one": 1.0},
-        "list": [None, (1, (2.5,)), [], {}, "é\n\x00"],
-        "tensors": [torch.tensor(7), torch.zeros(0, 3), torch.ones(2, dtype=torch.bfloat16), torch.arange(5)[1::2]],
-        "bool": torch.tensor([True, False]),
-        "shared": {"a": shared, "b": shared, "view": shared.view(-1), "part": shared[1], "turned": shared.t()},
-        "a.b": torch.tensor(1.0),
-        "a": {"b": torch.tensor(2.0)},
-        "big": 2**80,
-        "small": 5e-324,
-    }
+    given = {0: {"0": True, 1: 1, "one": 1.0}, "list": [None, (1, (2.5,)), [], {}, "é\n\x00"]}
+    tensors = [torch.tensor(7), torch.zeros(0, 3), torch.ones(2, dtype=torch.bfloat16), torch.arange(5)[1::2]]
+    given |= {"tensors": tensors, "bool": torch.tensor([True, False]), "big": 2**80, "small": 5e-324}
+    given["shared"] = {"a": shared, "b": shared, "view": shared.view(-1), "part": shared[1], "turned": shared.t()}
+    given |= {"a.b": torch.tensor(1.0), "a": {"b": torch.tensor(2.0)}}
     state = RunState()
     box, path = state.register("box", Box(given)), state.save(tmp_path, 0, extra={"best": (0.1 + 0.2, 2)}).path
     box.state = None

@@ -56,17 +56,15 @@ def test_a_run_writes_all_its_files(folder, capsys):
 
 
 @pytest.mark.parametrize(("words", "sentence"), mistyped("operant"))
-def test_a_mistake_that_no_page_shows_gets_a_sentence(words, sentence, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_mistake_that_no_page_shows_gets_a_sentence(words, sentence, capsys, monkeypatch, here):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(words) == 2
     error = capsys.readouterr().err
     assert sentence in error and "Traceback" not in error
-    assert not list(tmp_path.iterdir()), "nothing is left behind"
+    assert not list(here.iterdir()), "nothing is left behind"
 
 
-def test_a_recipe_names_no_folder(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_recipe_names_no_folder(capsys, here):
     Path("my.yaml").write_text("policy: builtin:reviews-lm\nreward: letters:e\nout: runs/mine\n")
     assert main(["train", "my.yaml"]) == 2
     assert "my.yaml: out is no option of a recipe" in capsys.readouterr().err
@@ -82,8 +80,7 @@ def test_wrong_data_gets_a_sentence(content, more, sentence, folder, capsys):
     assert not (folder / "run").exists()
 
 
-def test_letters_that_the_terminal_lacks_end_no_command(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_letters_that_the_terminal_lacks_end_no_command(monkeypatch, here):
     Path("ä").mkdir()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert main(["runs", "ä"]) == 0
@@ -117,9 +114,8 @@ def test_the_help_of_train_has_the_options_of_a_method_with_the_values_of_a_reci
     assert grpo["policy"] == load_recipe("letters")["policy"]
 
 
-def test_an_option_of_a_part_from_elsewhere_is_in_the_help(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("def brevity(rollouts, *, target=20): ...\n", encoding="utf-8")
+def test_an_option_of_a_part_from_elsewhere_is_in_the_help(capsys, here):
+    (here / "mine.py").write_text("def brevity(rollouts, *, target=20): ...\n", encoding="utf-8")
     assert options_of_help(capsys, "letters", "--reward", "mine.py:brevity")["reward.target"] == "20"
 
 

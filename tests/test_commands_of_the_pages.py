@@ -29,13 +29,12 @@ SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12",
 
 
 @pytest.fixture
-def files(tmp_path, monkeypatch):
+def files(here):
     for name, (page, part) in FILES.items():
         [snippet] = [snippet for snippet in snippets(page) if part in snippet]
-        (tmp_path / name).write_text(snippet, encoding="utf-8")
+        (here / name).write_text(snippet, encoding="utf-8")
     call = '{"prompt_token_ids": [3], "token_ids": [4], "reward": 1}\n'
-    (tmp_path / "calls.jsonl").write_text(call, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
+    (here / "calls.jsonl").write_text(call, encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -81,9 +80,7 @@ def test_the_scripts_that_pages_name_exist():
 
 
 @pytest.mark.slow
-def test_how_to_train_can_be_followed(tmp_path, monkeypatch, capsys):
-    """Every command runs in the order of the page, with fewer steps; the live server is skipped."""
-    monkeypatch.chdir(tmp_path)
+def test_how_to_train_can_be_followed(here, capsys):
     for _, command, *words in commands("docs/how-to-train.md"):
         if "--serve" in words:
             continue
@@ -95,4 +92,4 @@ def test_how_to_train_can_be_followed(tmp_path, monkeypatch, capsys):
             words = words + [part for name, value in short.items() for part in (f"--{name}", value)]
             words = [re.sub(r"^0,0\.02,0\.1,0\.5,2$", "0,2", re.sub(r"^1,2,3$", "1", word)) for word in words]
         assert main([command, *words]) == 0, (words, capsys.readouterr())
-    assert (tmp_path / "runs/letters-sweep/report.html").is_file()
+    assert (here / "runs/letters-sweep/report.html").is_file()

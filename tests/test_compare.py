@@ -139,32 +139,23 @@ def held_out_runs(folder, ends, before=7.88, steps=12):
     return sorted(folder.iterdir())
 
 
-@cases(
-    (  # the headline that praised 6.08 where 7.88 stood before
-        [(0.1, 6.08), (2.0, 5.0)],
-        "No setting ended better than before training: the highest reward on held-out tasks is 6.08, with "
-        "kl=0.1,seed=1, at a KL of 2 nats, and was 7.88 before training. That is one run: another "
-        "seed may end elsewhere.",
-    ),
+WIDE = [(0.1, 18.0), (0.1, 18.1), (0.1, 18.2), (2.0, 17.9), (2.0, 18.1), (5.0, 1.0), (5.0, 1.1)]
+
+
+@cases(  # the first of them once praised 6.08 where 7.88 stood before
+    ([(0.1, 6.08), (2.0, 5.0)], "No setting ended better .* highest .* 6.08, with kl=0.1,seed=1, .* 7.88 .* one run"),
     (
         [(0.1, 9.08), (2.0, 5.0)],
-        "The highest reward on held-out tasks is 9.08, with kl=0.1,seed=1, at a KL of 2 nats; before training it "
-        "was 7.88 (+1.2). That is one run: another seed may end elsewhere.",
+        r"The highest .* 9.08, with kl=0.1,seed=1, .* of 2 nats; .* 7.88 \(\+1.2\).*one run",
     ),
-    (  # by hand: 7.9, 8.0, 8.2 have mean 8.0333 and t * s / sqrt(3) = 4.3027 * 0.15275 / 1.7321 = 0.3795
-        [(0.1, 7.9), (0.1, 8.0), (0.1, 8.2)],
-        "The reward on held-out tasks is 8.03 ± 0.38, with kl=0.1, at a KL of 2 ± 0 nats; before training it was "
-        "7.88 ± 0 (+0.153 ± 0.38, which is within noise).",
-    ),
-    (
-        [(0.1, 18.0), (0.1, 18.1), (0.1, 18.2), (2.0, 17.9), (2.0, 18.1), (5.0, 1.0), (5.0, 1.1)],
-        "The highest reward on held-out tasks is 18.1 ± 0.25, with kl=0.1, at a KL of 2 ± 0 nats; before training "
-        "it was 7.88 ± 0 (+10.2 ± 0.25). Its interval overlaps that of kl=2.0.",
-    ),
+    # by hand: 7.9, 8.0, 8.2 have mean 8.0333 and t * s / sqrt(3) = 4.3027 * 0.15275 / 1.7321 = 0.3795
+    ([(0.1, x) for x in (7.9, 8.0, 8.2)], r"The reward .* 8.03 ± 0.38, with kl=0.1, .*\(\+0.153 ± 0.38, .*noise\)\."),
+    (WIDE, r"The highest .* 18.1 ± 0.25, .* 7.88 ± 0 \(\+10.2 ± 0.25\). Its interval overlaps that of kl=2.0\."),
 )
 def test_the_headline_knows_the_value_before_training(ends, headline, tmp_path):
     data = comparison(held_out_runs(tmp_path, ends))
-    assert " ".join(data["rewards"][0]["verdict"]) == headline and headline in table(data)
+    said = " ".join(data["rewards"][0]["verdict"])
+    assert re.match(headline, said) and said in table(data) and ("one run" in said) == ("one run" in headline)
 
 
 def test_few_steps_are_too_early(tmp_path):
@@ -246,10 +237,8 @@ def test_scores_of_different_rewards_share_no_axis(tmp_path):
         ("evaluate/distinct", "n: 2"): [0, 1],
         ("evaluate/distinct", "n: 1"): [2],
     }
-    assert [(r["name"], [p["run"] for p in r["planes"][0]["points"]]) for r in data["rewards"]] == [
-        ("letters:e", ["a", "c"]),
-        ("letters:a", ["b"]),
-    ]
+    runs = {r["name"]: [p["run"] for p in r["planes"][0]["points"]] for r in data["rewards"]}
+    assert runs == {"letters:e": ["a", "c"], "letters:a": ["b"]}
     assert data["metrics"] == ["distinct"] and data["groups"][2]["held_out"]["distinct"]["after"]["mean"] == 0.7
     head, *rows = (re.split(" {2,}", line) for line in table(data).splitlines()[:4])
     assert [row[head.index("distinct")] for row in rows] == ["0.5", "0.6", "0.7"]

@@ -131,19 +131,13 @@ def runs_of(folder, count):
     for i in range(count):
         after = None if i % 7 == 3 else (5.0 + i / 10, 0.5 + 11.3 * i / count)
         options = {"lr": i} if count < 24 else {f"option_with_a_long_name_{n}": i * n for n in range(20)}
-        made = run(
-            folder / f"{i:02d}-a-run-of-letters-with-a-name-of-sixty-characters-in-all-".ljust(60, "x"),
-            coef=i / 20,
-            seed=i % 2,
-            rewards=[5.0 + i / 10 * step for step in range(12 + 4 * (i % 3))],
-            kls=[i * step / 20 for step in range(12 + 4 * (i % 3))],
-            after=after,
-            replies=["The reply is quite long, " * 4, ""],
-            reward="letters:a" if i % 5 == 1 else "letters:e",
-            optimizer=options,
-            **({"steps": 400} if i % 7 == 3 else {}),
-            evaluation={"metrics": "distinct"},
-        )
+        steps = range(12 + 4 * (i % 3))
+        given = {"rewards": [5.0 + i / 10 * step for step in steps], "kls": [i * step / 20 for step in steps]}
+        given |= {"replies": ["The reply is quite long, " * 4, ""], "evaluation": {"metrics": "distinct"}}
+        given |= {"reward": "letters:a" if i % 5 == 1 else "letters:e", "optimizer": options}
+        given |= {"steps": 400} if i % 7 == 3 else {}
+        name = f"{i:02d}-a-run-of-letters-with-a-name-of-sixty-characters-in-all-".ljust(60, "x")
+        made = run(folder / name, coef=i / 20, seed=i % 2, after=after, **given)
         if after:
             judged = json.loads((made / "evaluation.json").read_text(encoding="utf-8"))
             judged["before"]["metrics"], judged["after"]["metrics"] = {"distinct": 0.9}, {"distinct": 0.7 - i / 100}

@@ -261,10 +261,9 @@ def test_a_file_that_is_no_cache_is_refused(tmp_path):
     assert "sk-1" not in str(raised.value)
 
 
-def test_the_snippet_of_the_page_runs(serve, capsys, tmp_path, monkeypatch):
+def test_the_snippet_of_the_page_runs(serve, capsys, here):
     server = serve(lambda body: scores(body) if body.get("echo") else {"text": " there was a king"})
     snippet = "\n".join(snippets("docs/prompts.md#models-behind-an-endpoint"))
-    monkeypatch.chdir(tmp_path)
     exec(snippet.replace("http://127.0.0.1:8000/v1", server.url), {})
     answer, logprobs, spent, classes = capsys.readouterr().out.splitlines()
     assert (answer, logprobs) == ("[' there was a king']", "[[-3.0, -1.5]]")

@@ -306,14 +306,9 @@ def test_a_reward_longer_than_a_file_name_is_refused():
     assert not trial(("keywords", {"reward": "a" * 300}))
 
 
-PLAIN = settings(
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.generate, Phase.shrink],
-    print_blob=False,
-)
+PHASES = [Phase.explicit, Phase.generate, Phase.shrink]
+PLAIN = settings(deadline=None, database=None, derandomize=True, print_blob=False, phases=PHASES)
+PLAIN = settings(PLAIN, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.slow

@@ -238,16 +238,16 @@ def test_a_prompt_longer_than_the_context(bpe):
 
 
 def test_hub_data_sets_need_the_extra_and_then_a_hub(monkeypatch):
-    held = {("owner/name", "test"): [{"text": "cached"}]}
+    held = {("owner/name", "test"): [{"text": "cached"}], ("owner/name", "1.0", "test"): [{"text": "a part"}]}
 
     class Datasets:
         class config:
             HF_HUB_OFFLINE = False
 
         @classmethod
-        def load_dataset(cls, name, split):
+        def load_dataset(cls, *names, split):
             assert cls.config.HF_HUB_OFFLINE, "offline, it must look into the cache alone"
-            return held[name, split]
+            return held[*names, split]
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for package, why in (
@@ -257,7 +257,8 @@ def test_hub_data_sets_need_the_extra_and_then_a_hub(monkeypatch):
         monkeypatch.setitem(sys.modules, "datasets", package)
         with pytest.raises(OperantError, match=why):
             load_tasks("imdb")
-    assert load_tasks("owner/name:test") == [Task("name/0", "cached")]
+    for name, text in (("owner/name:test", "cached"), ("owner/name/1.0:test", "a part")):
+        assert load_tasks(name) == [Task("name/0", text)]
 
 
 # --- the openings -----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from operant.engines.native.engine import NativeEngine
 from operant.tools.report.diagnosis import RULES, Finding, History, diagnose, verdict
 from operant.tools.report.diagnosis.progress import progress
 
-TOY = {"optimizer.lr": 1e-2, "max_tokens": 8, "kl.coef": 0.0, "minibatch": 32, "update.epochs": 2, "watch_every": 0}
+TOY = {"max_tokens": 8, "minibatch": 32, "epochs": 2, "watch_every": 0}
 QUERY = [5, 6, 7]
 D, GROUP = 7, (5, 6, 7, 8, 9)
 """The token `d`; the letters b to f."""
@@ -42,16 +42,15 @@ class TrainedLearner:
         return {f.name: f for f in diagnose(self.learner)}
 
     def first(self, name: str, steps: int = 1) -> float:
-        """Return the mean of a metric over the first steps."""
         return average(m.get(name, 0.0) for m in self.learner.history[:steps])
 
     def last(self, name: str, steps: int = 5) -> float:
         return average(m.get(name, 0.0) for m in self.learner.history[-steps:])
 
 
-def toy(spread=0.05, reference="copy", **more) -> Learner:
-    tokenizer = letters()
-    return Learner(lm("gpt2", len(tokenizer), spread=spread), tokenizer=tokenizer, reference=reference, **TOY | more)
+def toy(spread=0.05, reference="copy", lr=1e-2, coef=0.0, **more) -> Learner:
+    model, given = lm("gpt2", len(letters()), spread=spread), {"optimizer.lr": lr, "kl.coef": coef}
+    return Learner(model, tokenizer=letters(), reference=reference, **TOY | given | more)
 
 
 def run(learner, score, steps, queries=(QUERY,), count=32) -> TrainedLearner:
@@ -98,7 +97,7 @@ class Stale(NativeEngine):
 
 
 def scoring(fault: bool) -> TrainedLearner:
-    learner = toy(**{"optimizer.lr": 3e-3})
+    learner = toy(lr=3e-3)
     if fault:
         learner.engine = Stale(deepcopy(learner.policy))
     return run(learner, share, 7)
@@ -119,7 +118,7 @@ def short_programs(fault: bool) -> TrainedLearner:
 def at_random(fault: bool, *, lr: float, coef: float) -> TrainedLearner:
     """Scores that depend on nothing; in the twin, on the reply."""
     chance = random.Random(0)
-    return run(toy(**{"optimizer.lr": lr, "kl.coef": coef}), lambda r: chance.random() if fault else grouped(r), 31)
+    return run(toy(lr=lr, coef=coef), lambda r: chance.random() if fault else grouped(r), 31)
 
 
 @cache
@@ -129,11 +128,11 @@ def signs(fault: bool) -> TrainedLearner:
 
 @cache
 def recital(fault: bool) -> TrainedLearner:
-    return run(toy(**{"max_tokens": 16, "kl.coef": 0.0 if fault else 1.0}, **only(SENTENCE)), recites(SENTENCE), 14)
+    return run(toy(coef=0.0 if fault else 1.0, max_tokens=16, **only(SENTENCE)), recites(SENTENCE), 14)
 
 
 def before_and_after(t: TrainedLearner) -> tuple[str, str]:
-    """Return the mean scores of the first 64 replies, and of the last five steps."""
+    """The mean scores of the first 64 replies, and of the last five steps."""
     return f"{t.first('reward/mean', 2):.3g}", f"{t.last('reward/mean'):.3g}"
 
 
@@ -158,70 +157,58 @@ def grown(t: TrainedLearner) -> str:
     return f"from {t.first('rollout/reply_tokens'):.1f} to {t.last('rollout/reply_tokens'):.1f} tokens"
 
 
-REFRAIN, SENTENCE = "a b.c d.e ", "a b.c d.e f.g h."
+REFRAIN, SENTENCE, TARGET = "a b.c d.e ", "a b.c d.e f.g h.", {"kl.control": "adaptive", "kl.target": 0.5}
 MANY = range(4, 16)
 CASES = {
     # finding: a run with the fault or without it, the numbers in its message, part of its cause, part of its remedy,
     # and whether the twin has no findings at all
     "critic": (  # returns of 100 for a critic that begins at 0 and learns slowly; in the twin, scores are normalised
-        lambda fault: run(toy(**{"optimizer.lr": 1e-4, "update.epochs": 1, "score.normalise": not fault}),
-                          lambda r: 100 + share(r), 32, count=16),
+        lambda fault: run(toy(lr=1e-4, epochs=1, normalise=not fault), lambda r: 100 + share(r), 32, count=16),
         lambda t: f"{t.last('value/explained_variance', 10):.2f}", "cannot follow", "--score.normalise true", True),
     "query_decides": (
         lambda fault: run(toy(), lambda r: share(r) + fault * r.turns[0].prompt[0], 5, [[4 + i, 5] for i in range(8)]),
         lambda t: percent(t.last("reward/query_share")), "more on the prompt", "minus_query", True),
     "abstains": (
-        lambda fault: run(toy(**{"optimizer.lr": 1e-3}),
-                          lambda r: None if fault and r.ids[0] % 3 == 0 else share(r), 6),
+        lambda fault: run(toy(lr=1e-3), lambda r: None if fault and r.ids[0] % 3 == 0 else share(r), 6),
         lambda t: percent(t.last("reward/abstained")), "returned None", "low score", True),
-    "scoring": (
-        scoring, lambda t: f"{max(m['rollout/logprob_gap'] for m in t.learner.history[-3:]):.3g}",
-        "other weights", "`sync`", True),
+    "scoring": (scoring, lambda t: f"{max(m['rollout/logprob_gap'] for m in t.learner.history[-3:]):.3g}",
+                "other weights", "`sync`", True),
     "refused": (
-        lambda fault: run(toy(**{"ratio_threshold": 1.01, "kl.coef": 0.1, "optimizer.lr": 1e-2 if fault else 1e-3}),
-                          share, 5),
+        lambda fault: run(toy(lr=1e-2 if fault else 1e-3, coef=0.1, ratio_threshold=1.01), share, 5),
         lambda t: percent(t.last("policy/skipped_steps")), "moved the policy too far", "--optimizer.lr", True),
     "high_kl": (
-        lambda fault: run(toy(**{"kl.coef": 0.02 if fault else 0.1}), grouped, 18), kl, "0.02", "--kl.coef 0.04", True),
+        lambda fault: run(toy(coef=0.02 if fault else 0.1), grouped, 18), kl, "0.02", "--kl.coef 0.04", True),
     "high_kl: a target": (
-        lambda fault: run(toy(**{"kl.coef": 0.02 if fault else 0.1, "kl.control": "adaptive", "kl.target": 0.5}),
-                          grouped if fault else lambda r: 0.0, 14),
+        lambda fault: run(toy(coef=0.02 if fault else 0.1, **TARGET), grouped if fault else lambda r: 0.0, 14),
         lambda t: "far above its target of 0.5", "", "--kl.coef", False),
     "leap": (
-        lambda fault: run(toy(**{"optimizer.lr": 0.3 if fault else 1e-3, "kl.coef": 0.1}), share, 6),
+        lambda fault: run(toy(lr=0.3 if fault else 1e-3, coef=0.1), share, 6),
         lambda t: f"rose by {2 * (t.first('kl/per_reply', 2) - t.first('kl/per_reply')):.3g} nats a reply in one",
         "learning rate of 0.3", "--optimizer.lr 0.0003", True),
     "unpaid_kl": (
-        lambda fault: run(toy(**{"kl.coef": 0.0 if fault else 0.1}), grouped, 14), kl,
-        "kl.coef is 0", "--kl.coef 0.1", True),
-    "flat": (
-        lambda fault: at_random(fault, lr=5e-3, coef=0.04), lambda t: (*before_and_after(t), kl(t), "31 steps"),
-        "does not depend", "--optimizer.lr", True),
-    "signs": (
-        signs, lambda t: (f"{percent(t.last('text/exclamations', 3))} of the characters are exclamation marks",
-                          f"({percent(t.first('text/exclamations'))} before)"),
-        "the reward likes them", "--kl.coef 0.1", False),
+        lambda fault: run(toy(coef=0.0 if fault else 0.1), grouped, 14), kl, "kl.coef is 0", "--kl.coef 0.1", True),
+    "flat": (lambda fault: at_random(fault, lr=5e-3, coef=0.04),
+             lambda t: (*before_and_after(t), kl(t), "31 steps"), "does not depend", "--optimizer.lr", True),
+    "signs": (signs, lambda t: (f"{percent(t.last('text/exclamations', 3))} of the characters are exclamation marks",
+                                f"({percent(t.first('text/exclamations'))} before)"),
+              "the reward likes them", "--kl.coef 0.1", False),
     "one_word: a sign": (signs, lambda t: "of the tokens are '!'.", "", "", False),  # it is no word, but a token
     "one_word: at random": (
         lambda fault: at_random(fault, lr=1e-2, coef=0.0 if fault else 0.1), lambda t: "", "did not rise", "", False),
     "one_word": (
-        lambda fault: run(toy(**{"kl.coef": 0.0 if fault else 0.1}), share, 16),
+        lambda fault: run(toy(coef=0.0 if fault else 0.1), share, 16),
         lambda t: f"{percent(t.last('text/top_word', 3))} of the words are 'dddddddd'",
         "likes it", "--kl.coef 0.1", True),
     "repetition": (
-        lambda fault: run(toy(**{"max_tokens": 30, "kl.coef": 0.0 if fault else 1.0}, **only(REFRAIN)),
-                          recites(REFRAIN), 14),
+        lambda fault: run(toy(coef=0.0 if fault else 1.0, max_tokens=30, **only(REFRAIN)), recites(REFRAIN), 14),
         lambda t: (percent(t.last("text/repeated", 3)), percent(t.first("text/repeated"))),
         "does not punish it", "--kl.coef 0.1", True),
-    "diversity": (
-        recital, lambda t: (percent(t.last("text/distinct_2", 3)), percent(t.first("text/distinct_2"))),
-        "does not punish it", "--kl.coef 0.1", True),
-    "entropy": (
-        recital, lambda t: (f"{t.first('policy/entropy'):.3g}", f"{t.last('policy/entropy', 3):.3g}"),
-        "too large or KL too cheap", "--loss.entropy_coef", True),
+    "diversity": (recital, lambda t: (percent(t.last("text/distinct_2", 3)), percent(t.first("text/distinct_2"))),
+                  "does not punish it", "--kl.coef 0.1", True),
+    "entropy": (recital, lambda t: (f"{t.first('policy/entropy'):.3g}", f"{t.last('policy/entropy', 3):.3g}"),
+                "too large or KL too cheap", "--loss.entropy_coef", True),
     "unmeasured": (
-        lambda fault: run(toy(reference=None, **{"max_tokens": 16, "optimizer.lr": 1e-2 if fault else 1e-3},
-                              **only(SENTENCE)),
+        lambda fault: run(toy(reference=None, lr=1e-2 if fault else 1e-3, max_tokens=16, **only(SENTENCE)),
                           recites(SENTENCE), 13),
         lambda t: percent(1 - t.last("policy/entropy") / t.first("policy/entropy")),
         "no reference", "--reference copy` and `--kl.coef 0.1", True),
@@ -233,15 +220,15 @@ CASES = {
         lambda fault: run(toy(max_tokens=16), lambda r: -abs(len(r.ids) - 4.0) if fault else share(r), 14),
         grown, "pays for shorter", lambda t: f"`--sampling.min_tokens {t.first('rollout/reply_tokens'):.0f}`", False),
     "unlikely_text": (  # a nearly deterministic model at the start, and a token that it hardly ever generates
-        lambda fault: run(toy(0.3, **{"kl.coef": 0.0 if fault else 0.05}), share, 10),
+        lambda fault: run(toy(0.3, coef=0.0 if fault else 0.05), share, 10),
         lambda t: (*before_and_after(t), f"{t.first('rollout/ref_logprob_mean'):.1f}",
                    f"{t.last('rollout/ref_logprob_mean'):.1f}"),
         "very unlikely", "--kl.coef 0.1", True),
     "constant": (
-        lambda fault: run(toy(**{"optimizer.lr": 1e-3}), lambda r: 0.25 if fault else share(r), 4),
+        lambda fault: run(toy(lr=1e-3), lambda r: 0.25 if fault else share(r), 4),
         lambda t: "0.25", "does not depend on the reply", "read replies", True),
     "saturated": (  # every further letter earns less; in the twin, all earn the same
-        lambda fault: run(toy(**{"kl.coef": 0.002, "fixed_length": True}),
+        lambda fault: run(toy(coef=0.002, fixed_length=True),
                           lambda r: 1 - math.exp(-6 * share(r, MANY)) if fault else share(r, MANY), 14),
         lambda t: f"{t.last('reward/std'):.3g} only ({t.first('reward/std'):.3g} at first), all near ",
         "", "--steps", False),
@@ -253,16 +240,15 @@ CASES = {
                           [[4 + i, 5] for i in range(4)]),
         lambda t: "In 4 of the last 4 steps", "the same score", "--samples", True),
     "ratio": (
-        lambda fault: run(toy(**{"optimizer.lr": 0.02 if fault else 1e-3, "update.epochs": 4}), share, 3),
+        lambda fault: run(toy(lr=0.02 if fault else 1e-3, epochs=4), share, 3),
         lambda t: f"a spread of {t.last('policy/ratio_std', 3):.3g} (healthy: at most 0.5)",
         "too far", "--optimizer.lr", True),
     "clipping": (
-        lambda fault: run(
-            toy(**{"optimizer.lr": 0.02 if fault else 1e-4, "update.epochs": 6, "minibatch": 8}), share, 3),
+        lambda fault: run(toy(lr=0.02 if fault else 1e-4, epochs=6, minibatch=8), share, 3),
         lambda t: percent(t.last("policy/clip_fraction", 3)), "too large", "--update.epochs", True),
     "short_programs": (short_programs, ladder, "the ladder of outcomes", "--reward.kind passed", False),
     "drowned": (
-        lambda fault: run(toy(**{"kl.coef": 5.0 if fault else 0.01, "optimizer.lr": 3e-3}), share, 8),
+        lambda fault: run(toy(lr=3e-3, coef=5.0 if fault else 0.01), share, 8),
         lambda t: (f"{t.last('reward/kl_penalty_std'):.3g} between", f"{t.last('reward/scaled_std'):.3g}."),
         "coefficient of 5 is too high", "--kl.coef 0.0", True),
 }  # fmt: skip
@@ -297,7 +283,7 @@ def test_every_rule_has_a_run():
 @cases(math.nan, math.inf, 0.0)
 def test_a_gradient_that_is_not_finite_is_reported_with_its_step(value):
     """That of the third optimizer step, in step 2, is `value`; 0 leaves it unchanged."""
-    learner, calls = toy(**{"optimizer.lr": 3e-3}), []
+    learner, calls = toy(lr=3e-3), []
 
     def spoil(gradient):
         calls.append(1)
@@ -317,8 +303,7 @@ def test_a_gradient_that_is_not_finite_is_reported_with_its_step(value):
 
 def test_empty_replies_caused_by_kl():
     # KL in both directions is penalised, so short replies cost least.
-    as_in_trl = {"kl.kind": "absolute", "kl.reward_gradient": "score", "optimizer.lr": 5e-3}
-    faulty = run(toy(**as_in_trl, **{"kl.coef": 3.0}), grouped, 20)
+    faulty = run(toy(lr=5e-3, coef=3.0, **{"kl.kind": "absolute", "kl.reward_gradient": "score"}), grouped, 20)
     found = faulty.findings["empty"]
     assert f"{percent(faulty.last('text/empty', 3))} of the replies are empty" in found.message
     most = max(m["reward/kl_penalty"] for m in faulty.learner.history)
@@ -340,7 +325,7 @@ def test_empty_replies_caused_by_the_reward():
 
 @cases(("temperature", 0.5, 1.0, "temperature"), ("min_new_tokens", 3, 0, "min_tokens"))
 def test_a_declared_setting_that_differs_is_a_note(name, value, own, option):
-    learner = toy(**{"optimizer.lr": 1e-3})
+    learner = toy(lr=1e-3)
 
     def step(declared):
         made = learner.generate([QUERY] * 32, **declared)
@@ -429,5 +414,5 @@ def test_shuffled_rewards_did_not_learn(name):
 
 
 def test_one_rare_draw_of_a_nearly_deterministic_policy_is_no_finding():
-    trained = run(toy(0.3, **{"kl.coef": 0.0, "optimizer.lr": 5e-3}), share, 12)
+    trained = run(toy(0.3, lr=5e-3), share, 12)
     assert not {"other_sampler", "negative_kl"} & set(trained.findings)

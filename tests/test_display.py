@@ -73,8 +73,7 @@ def cell(monkeypatch):
     return shown
 
 
-def test_a_notebook_shows_a_chart_in_one_cell(tmp_path, monkeypatch, capsys, cell):
-    monkeypatch.chdir(tmp_path)
+def test_a_notebook_shows_a_chart_in_one_cell(here, capsys, cell):
     train(**given("runs/a", steps=4))
     last = cell[-1]["text/html"]
     assert capsys.readouterr().out == "" and len(cell) >= 3

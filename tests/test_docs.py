@@ -13,8 +13,9 @@ import torch
 import yaml
 from page_commands import HEADING, ROOT, anchor, read, snippets, without_code
 from texts import parts
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from tokenizers_of_words import WORDS, tokenizer_of
+from toys import lm, on_disk
+from transformers import GPT2LMHeadModel
 from trl_compat.configurations import stand_in
 
 import operant
@@ -65,17 +66,6 @@ def test_generated_parts_are_up_to_date(generate: ModuleType) -> None:
     """But for the table of design.md, which tests/test_house.py compares, and mistakes.md (tests/test_mistakes.py)."""
     made = {name: text for name, text in generate.pages().items() if name != "design.md"}
     assert [name for name, text in made.items() if read(f"docs/{name}") != text] == [], "run `make docs`"
-
-
-def test_a_page_of_a_method_shows_rows_of_the_table_of_relatives_alone() -> None:
-    table = read("docs/algorithms.md").partition("## GRPO's relatives")[2].partition("\n## ")[0]
-    shown = {
-        path.stem: path.read_text(encoding="utf-8").partition("## Beside its relatives")[2].partition("\n[All of")[0]
-        for path in ROOT.glob("docs/methods/*.md")
-    }
-    rows = {name: re.findall(r"^\| `.*$", text, re.MULTILINE) for name, text in shown.items()}
-    assert len(rows["cispo"]) == 2 and not rows["a2c"]
-    assert {row for each in rows.values() for row in each} == {*re.findall(r"^\| `.*$", table, re.MULTILINE)}
 
 
 def test_every_measured_block_names_its_command(generate: ModuleType) -> None:
@@ -187,22 +177,13 @@ def test_every_old_option_and_metric_is_named() -> None:
 
 
 def tiny(folder: Path) -> str:
-    """A random language model over a few words, as a transformers folder."""
-    words = ["<end>", "the", "film", "was", "good", "bad", "and", "so"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<end>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<end>").save_pretrained(folder)
-    torch.manual_seed(0)
-    shape = {"n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
-    GPT2LMHeadModel(GPT2Config(vocab_size=len(words), **shape)).save_pretrained(folder)
-    return str(folder)
+    return on_disk(folder, lm(vocab=len(WORDS)), tokenizer_of(WORDS, eos_token=WORDS[2]))
 
 
 @pytest.mark.slow
-def test_the_snippets_of_from_trl_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_snippets_of_from_trl_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, today = snippets("docs/from-trl.md")
     exec(old, {})
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "trl", SimpleNamespace(GRPOConfig=stand_in("GRPO", generation_batch_size=4)))
     space: dict[str, Any] = {}
     exec(today, space)
@@ -210,18 +191,17 @@ def test_the_snippets_of_from_trl_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found["step"] == 2 and found["reward/brevity/mean"] < 0 <= found["reward/accuracy/mean"]
 
 
-def test_the_loop_beside_trls_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_beside_trls_runs(here: Path) -> None:
     loop, triplets, own = snippets("docs/other-names.md")
-    monkeypatch.chdir(tmp_path)
     space: dict[str, Any] = {
         "operant": operant,
-        "model_name": tiny(tmp_path / "model"),
+        "model_name": tiny(here / "model"),
         "batches": [["the film", "so"], ["the film was", "bad and"]],
         "judge": lambda text: float(text.count("good")),
     }
     exec(loop, space)
     assert space["metrics"]["step"] == 2
-    assert GPT2LMHeadModel.from_pretrained(tmp_path / "gpt2-imdb-positive").config.vocab_size == 8
+    assert GPT2LMHeadModel.from_pretrained(here / "gpt2-imdb-positive").config.vocab_size == len(WORDS)
 
     space |= {"queries": ["the film", torch.tensor([1, 2])], "responses": ["was good", torch.tensor([4, 0])]}
     exec(triplets, space | {"scores": [torch.tensor(1.0), 0.5]})
@@ -241,9 +221,8 @@ def test_the_snippet_of_fast_runs() -> None:
 
 
 @pytest.mark.slow
-def test_the_small_model_of_the_page_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_small_model_of_the_page_learns(here: Path) -> None:
     (snippet,) = snippets("docs/models.md")
-    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     made: dict[str, Any] = {}
     exec(snippet, made)
@@ -252,11 +231,10 @@ def test_the_small_model_of_the_page_learns(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_the_observer_of_trackers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_observer_of_trackers_runs(here: Path) -> None:
     (snippet,) = snippets("docs/reading-a-report.md")
-    monkeypatch.chdir(tmp_path)
     judge = {"reward": lambda rollouts: [float(r.reply.count("good")) for r in rollouts]}
-    made: dict[str, Any] = {"policy": tiny(tmp_path / "model"), "tasks": ["the film", "so"] * 64, **judge}
+    made: dict[str, Any] = {"policy": tiny(here / "model"), "tasks": ["the film", "so"] * 64, **judge}
     exec(snippet, made)
     rewards = [metrics["reward/mean"] for metrics in made["run"].metrics]
     assert made["best"].best[0] == max(rewards) and len(rewards) == 3
@@ -292,13 +270,8 @@ def test_the_reload_of_the_engines_page_is_the_default() -> None:
 
 def test_the_workflows_call_targets_and_files_that_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
-    runs = [
-        step["run"]
-        for file in sorted(ROOT.glob(".github/workflows/*.yml"))
-        for job in yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"].values()
-        for step in job["steps"]
-        if "run" in step
-    ]
+    files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in ROOT.glob(".github/workflows/*.yml")]
+    runs = [step["run"] for file in files for job in file["jobs"].values() for step in job["steps"] if "run" in step]
     for word in re.findall(r"^make (.*)$", "\n".join(runs), flags=re.MULTILINE):
         assert {w for w in word.split() if "=" not in w} <= targets, word
     assert ".ci/run" in runs and (ROOT / ".ci/run").is_file()

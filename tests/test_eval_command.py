@@ -15,6 +15,7 @@ from cases import cases
 from pages import low_contrast, overflows
 from pyarrow import parquet
 from texts import mistyped, write_rows
+from texts import read_rows as lines
 from toys import letters, lm, on_disk
 from worlds import Turns
 
@@ -99,10 +100,6 @@ def place(tmp_path_factory):
 def inside(place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     return tmp_path
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def stop_after(most, at_once, stop, monkeypatch):

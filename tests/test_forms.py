@@ -1,7 +1,6 @@
 """Row forms: published rows become tasks, with prompts, references and targets that were written out by hand."""
 
 import gzip
-import sys
 
 import pytest
 from cases import cases
@@ -170,24 +169,6 @@ def test_two_parallel_files_are_rows_of_translations(tmp_path):
         made("translate", f"{tmp_path}/test.de,{tmp_path}/test.fr")
 
 
-def test_a_data_set_of_the_hub_may_have_parts(monkeypatch):
-    asked = []
-
-    class Datasets:
-        class config:
-            HF_HUB_OFFLINE = False
-
-        @staticmethod
-        def load_dataset(*names, split):
-            asked.append((*names, split))
-            return ROWS["summarize"]
-
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setitem(sys.modules, "datasets", Datasets)
-    tasks = made("summarize", "abisee/cnn_dailymail/3.0.0:test")
-    assert asked == [("abisee/cnn_dailymail", "3.0.0", "test")] and tasks[0].id == "cnn_dailymail/0"
-
-
 # --- sentences --------------------------------------------------------------------------------------------------------
 @cases(
     ["We train it, e.g. GPT-2.", "It works!"],
@@ -202,13 +183,7 @@ def test_sentences(parts):
 
 # --- wrong input ------------------------------------------------------------------------------------------------------
 @cases(
-        (
-            "summarize",
-            {"id": 1, "artikle": "A"},
-            {},
-            r"tasks, row 2, form 'summarize': it reads article or document or source, and the row has no such field; "
-            r"did you mean 'artikle'\? \(fields: id, artikle\); name yours with --form\.source FIELD",
-        ),
+        ("summarize", {"artikle": "A"}, {}, r"row 2.* article or document .*'artikle'\? \(fields: artikle\);.*source"),
         ("summarize", {"article": 5}, {}, r"row 2.* the source is 5; it must be a text, or a list of sentences"),
         ("summarize", {"article": "A", "highlights": 5}, {}, r"highlights is 5; it must be a text, or a list of texts"),
         ("summarize", {"article": " "}, {}, r"row 2: the text that form .* is empty; .*--data.min-chars 1"),

@@ -66,12 +66,11 @@ def score(rollouts):
     return [float(len(r.reply)) for r in rollouts]
 
 
-def test_scores_and_the_reference_stand_in_columns(tmp_path, monkeypatch, capsys):
+def test_scores_and_the_reference_stand_in_columns(here, capsys):
     tasks = '{"text": "ab", "word": "c"}\n{"text": "cd", "word": "e"}\n'
-    (tmp_path / "tasks.jsonl").write_text(tasks, encoding="utf-8")
-    on_disk(tmp_path / "model", lm("gpt2", len(letters())))
+    (here / "tasks.jsonl").write_text(tasks, encoding="utf-8")
+    on_disk(here / "model", lm("gpt2", len(letters())))
     started = {"steps": 1, "batch": 2, "minibatch": 2, "max_tokens": 4, "probes": 0, "watch_every": 0, "epochs": 1}
-    monkeypatch.chdir(tmp_path)
     decision = {"algorithm": "decision", "condition.evaluated": 1.0, "condition.template": "fed{return}{prompt}"}
     for out, more in (("runs/plain", {}), ("runs/aimed", {"data.target_field": "word"}), ("other/stated", decision)):
         train("model", "tasks.jsonl", "test_generate:score", out=out, **started, **more)
@@ -94,9 +93,9 @@ def test_scores_and_the_reference_stand_in_columns(tmp_path, monkeypatch, capsys
     assert whole == f"fed1{stated}"
     assert main(["generate", "nowhere", *asked]) == 2
     assert "runs in runs: aimed, plain" in capsys.readouterr().err
-    (tmp_path / "runs/plain/metrics.jsonl").write_text("{}\n[]\n{}\n", encoding="utf-8")
-    (tmp_path / "runs/another/programs").mkdir(parents=True)
-    (tmp_path / "runs/another/programs/config.yaml").write_text("steps: auto\n", encoding="utf-8")
+    (here / "runs/plain/metrics.jsonl").write_text("{}\n[]\n{}\n", encoding="utf-8")
+    (here / "runs/another/programs").mkdir(parents=True)
+    (here / "runs/another/programs/config.yaml").write_text("steps: auto\n", encoding="utf-8")
     assert main(["runs", "--json"]) == 0
     other, first, second = json.loads(capsys.readouterr().out)
     assert other["state"] == "unreadable" and "contents that operant did not write" in other["verdict"]

@@ -11,6 +11,7 @@ from toys import lm
 from operant import Learner
 from operant.algorithms import ALGORITHMS
 from operant.objectives import advantages, group_baselines, ratios, value_augmented
+from operant.objectives.groups import with_groups
 from operant.rollouts.collate import nothing, played
 from operant.types import Batch, OperantError, Outputs
 
@@ -186,7 +187,7 @@ def test_a_row_without_actions_is_no_reply():
     rewards = torch.zeros(batch.tokens.shape)
     rewards[:4, 1] = torch.tensor([0.0, 1.0, 0.0, 3.0])
     for scale, spread in ((True, 1.25**0.5), (False, 1.0)):
-        made = advantages.with_groups(batch.with_(rewards=rewards), scale=scale, deviation="batch").advantages
+        made = with_groups(batch.with_(rewards=rewards), scale=scale, deviation="batch").advantages
         assert made[batch.actions].tolist() == pytest.approx([x / spread for x in (-0.5, 0.5, -1.5, 1.5)])
         assert not made[4].any()
 

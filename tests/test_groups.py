@@ -7,7 +7,7 @@ from toys import letters, lm
 
 from operant import Learner, OperantError, Policy, Task, diagnose
 from operant.api import runs
-from operant.objectives.advantages import group_relative
+from operant.objectives.groups import group_relative
 from operant.runs.config import configure
 from operant.tools.report.diagnosis.history import History
 from operant.tools.report.diagnosis.rewards import no_advantage

@@ -100,8 +100,8 @@ def test_the_reading_list_is_of_the_step() -> None:
 
 
 def test_imports_in_texts_are_seen() -> None:
-    source = 'x = find("a b", "operant.engines.own", "Own")\ny = Table("t", "g", {"own": "operant.engines.own2:Own"})'
-    assert architecture.hidden_imports(source) == {"engines.own"}
+    source = 'x = find("a b", "operant.engines.vllm", "Own")\ny = Table("t", "g", {"own": "operant.engines.vllm2:Own"})'
+    assert architecture.hidden_imports(source) == {"engines.vllm"}
 
 
 def test_no_two_classes_have_one_name() -> None:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import pytest
 from browsing import LAPTOP, PHONE, visit
 from cases import cases, slow
-from labelling import post, serving, write
+from labelling import post, serving
+from texts import write_rows
 
 from operant.tools.labels.items import Item
 from operant.tools.labels.server import LabelServer, order
@@ -215,7 +216,8 @@ def test_undo_goes_back_and_shows_what_was_chosen(browser, served):
 # --- closed, killed, several pages ------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_a_label_survives_a_server_that_is_killed(browser, tmp_path):
-    path = write(tmp_path / "replies.jsonl", *({"prompt": f"Question {i}", "replies": ["a", "b"]} for i in range(3)))
+    rows = [{"prompt": f"Question {i}", "replies": ["a", "b"]} for i in range(3)]
+    path = write_rows(tmp_path / "replies.jsonl", rows)
     context = browser.new_context()
     page = context.new_page()
     with serving(path) as (process, url):

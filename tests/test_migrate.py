@@ -62,7 +62,7 @@ def test_a_script_becomes_ours(kind):
 
 
 @pytest.mark.parametrize("kind", slow_but(["dpo", "trlx"], SCRIPTS))
-def test_its_options_exist_and_it_trains_two_steps(kind, tmp_path, monkeypatch):
+def test_its_options_exist_and_it_trains_two_steps(kind, here):
     new = moved(SCRIPTS[kind][0])
     tree = ast.parse(new)
     keys = [k.value for d in ast.walk(tree) if isinstance(d, ast.Dict) for k in d.keys if isinstance(k, ast.Constant)]
@@ -70,7 +70,6 @@ def test_its_options_exist_and_it_trains_two_steps(kind, tmp_path, monkeypatch):
     algorithm = next(ast.literal_eval(k.value) for call in calls for k in call.keywords if k.arg == "algorithm")
     ours = {*names(config_schema(algorithm)), "out", "policy.trunk"}
     assert set(keys) <= ours | {"prompt", "completion", "chosen", "rejected", "label"}
-    monkeypatch.chdir(tmp_path)
     exec(compile(new, "script.py", "exec"), {"__name__": "__main__"})
     assert len(Path("run/metrics.jsonl").read_text().splitlines()) >= 2
 
@@ -178,10 +177,8 @@ def test_what_a_yaml_of_rl4lms_says_of_sampling_and_bounds_is_kept():
     recipe = yaml.safe_load(migrated(yaml.safe_dump(given), Path("a.yml")))
     found = (recipe["loss.clip"], recipe["update.target_kl"], recipe["optimizer.max_grad_norm"])
     assert found == (0.3, pytest.approx(0.03), 0.7) and recipe["sampling.temperature"] == 0.8
-    assert (
-        recipe["evaluation.sampling"] == {"top_k": 0, "temperature": 0.7, "max_tokens": 100}
-        and recipe["reward"] == "rouge:rouge1"
-    )
+    assert recipe["evaluation.sampling"] == {"top_k": 0, "temperature": 0.7, "max_tokens": 100}
+    assert recipe["reward"] == "rouge:rouge1"
     assert recipe["data.prompt_keeps"] == "start" and recipe["evaluation.beams"] == 5 and "kl.control" not in recipe
     assert recipe["score.normalise"] is True and recipe["sampling.top_p_least"] == 10
     resolve(config_schema("nlpo", named_in(recipe)), recipe)
@@ -189,11 +186,8 @@ def test_what_a_yaml_of_rl4lms_says_of_sampling_and_bounds_is_kept():
     given["alg"]["args"]["normalize_advantage"] = given["env"]["args"]["terminate_on_eos"] = False
     given["alg"]["policy"]["args"]["generation_kwargs"]["do_sample"] = False
     new = migrated(yaml.safe_dump(given), Path("a.yml"))
-    assert (
-        "# operant: do_sample=false, " in new
-        and "alg.args normalize_advantage: not converted" in new
-        and "env.args terminate_on_eos: not" in new
-    )
+    assert "# operant: do_sample=false, " in new and "alg.args normalize_advantage: not converted" in new
+    assert "env.args terminate_on_eos: not" in new
     assert yaml.safe_load(new)["update.epochs"] == 10
 
 
@@ -206,8 +200,7 @@ def test_a_field_whose_meaning_depends_on_others_is_not_set_alone():
     assert "held_out = t.after.metrics()" in new and "    **more,\n}" in new  # what was given outdoes defaults
 
 
-def test_the_command_prints_and_writes_only_when_asked(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_command_prints_and_writes_only_when_asked(here, capsys):
     path, script = Path("train.py"), SCRIPTS["dpo"][0]
     path.write_text(script)
     assert main(["migrate", "train.py"]) == 0
@@ -230,8 +223,7 @@ def test_the_command_prints_and_writes_only_when_asked(tmp_path, capsys, monkeyp
     ("a.yml", "kl: {a: 1}\n'kl': {b: 2}\n", "a.yml cannot be read as YAML: 'kl' is written twice; correct"),
     ("a.yml", "alg: {id: ppo, args: {n_steps: many}}\ndatapool: {id: imdb}\n", "a value of another kind"),
 )
-def test_wrong_input_is_a_sentence(name, text, sentence, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_wrong_input_is_a_sentence(name, text, sentence, here, capsys):
     if text is not None:
         Path(name).write_text(text)
     assert main(["migrate", name]) == 2

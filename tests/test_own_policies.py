@@ -12,7 +12,7 @@ from torch import nn
 from toys import lm
 
 from operant import Completion, Learner, OperantError, Policy, PolicyBase, Sampling, ValueOptions, load_policy, train
-from operant.engines.own import OwnEngine
+from operant.engines.transformers import OwnEngine
 from operant.models import base
 from operant.models.adapters import LoraOptions
 from operant.models.loading import export, load_own_weights

@@ -7,6 +7,7 @@ import pytest
 import torch
 from cases import cases
 from texts import mistyped, parts, write_rows
+from texts import read_rows as rows
 from toys import letters, on_disk
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -28,10 +29,6 @@ def table(capsys):
     lines = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in printed]
     head = next(i for i, line in enumerate(lines) if line[:1] == ["player"])
     return {line[0]: dict(zip(lines[head], line)) for line in lines[head + 1 :]}
-
-
-def rows(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_players_side_by_side_on_the_same_games(capsys):
@@ -99,14 +96,13 @@ def test_a_record_of_unseen_games_and_too_few_of_them_are_said(tmp_path, capsys)
     assert "rooms: 2 games of split train are played; it has no more" in told
 
 
-def test_the_commands_of_the_page_play(tmp_path, monkeypatch, capsys):
+def test_the_commands_of_the_page_play(here, monkeypatch, capsys):
     page = (Path(__file__).parents[1] / "docs" / "text-worlds.md").read_text(encoding="utf-8")
     found = [line.split()[2:] for line in page.splitlines() if line.startswith("operant play ")]
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("builtins.input", lambda prompt: "quit")
     for words in found:
         play(*["2" if before == "--games" else word for before, word in zip(["", *words], words)])
-    assert len(found) >= 3 and rows(tmp_path / "demos.jsonl")
+    assert len(found) >= 3 and rows(here / "demos.jsonl")
 
 
 # --- a person ---------------------------------------------------------------------------------------------------------
@@ -157,8 +153,7 @@ def choose(task):
 """
 
 
-def test_a_person_plays_a_world_of_ones_own(typed, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_person_plays_a_world_of_ones_own(typed, here, capsys):
     Path("my.py").write_text(OWN, encoding="utf-8")
     write_rows("tasks.jsonl", [{"text": text, "way": "right"} for text in ("A number?", "Another?")])
     typed("3", "5", "5", "quit")
@@ -258,12 +253,11 @@ def test_a_model_beside_a_run_with_other_options(trained, tmp_path, capsys):
 
 
 # --- a player of one's own --------------------------------------------------------------------------------------------
-def test_a_player_of_ones_own(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_player_of_ones_own(here, capsys):
     Path("mine.py").write_text(parts("programs.txt")["players"], encoding="utf-8")
     play("rooms", "--player", "mine.py:Eastward", "--games", 2, "--record", "demos.jsonl", "--env.max_turns", 5)
     assert table(capsys)["mine.py:Eastward"]["games"] == "2"
-    assert " go east" in [row["completion"] for row in rows(tmp_path / "demos.jsonl")]
+    assert " go east" in [row["completion"] for row in rows(here / "demos.jsonl")]
     for name, why in {
         "Broken": "player 'mine.py:Broken' raised IndexError: ",
         "Wordless": "player 'mine.py:Wordless' returned None; a command is a text",
@@ -276,16 +270,15 @@ def test_a_player_of_ones_own(tmp_path, monkeypatch, capsys):
         assert why in capsys.readouterr().err
     examples = ["--env.examples", 0.6, "--env.max_turns", 12, "--record", "jumps.jsonl"]
     play("rooms", "--player", "mine.py:Jumping", "--games", 2, *examples)
-    assert rows(tmp_path / "jumps.jsonl") == [], "the world's own commands were understood, and not the player's"
+    assert rows(here / "jumps.jsonl") == [], "the world's own commands were understood, and not the player's"
 
 
 # --- wrong input ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("words", "said"), mistyped("play"))
-def test_a_mistake_gets_a_sentence(words, said, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run").mkdir()
+def test_a_mistake_gets_a_sentence(words, said, here, capsys):
+    (here / "run").mkdir()
     for name, content in (("there.jsonl", ""), ("run/config.yaml", "env: extract")):
-        (tmp_path / name).write_text(content, encoding="utf-8")
+        (here / name).write_text(content, encoding="utf-8")
     play(*words, code=2)
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith("operant: ") and said in captured.err

@@ -33,29 +33,14 @@ def baseline(name, text, **more):
     return known | {"dev": None, "calibrate": "none", "seed": 0} | more
 
 
-FOUND = {
-    "task_model": "a/model",
-    "template": "{sentence} {prompt} {mask} .",
-    "words": [" bad", " good"],
-    "set": "toy",
-    "texts": {"train": 4, "test": 6, "held_out": True},
-    "measure": "gap",
-    "calibrate": "none",
-    "length": 2,
-    "calls": 1234,
-    "prompts": [prompt(" it was", 5 / 6), prompt(EVIL, 0.5, "greedy", 5, ((0, 3), (1, 2)))],
-    "baselines": [
-        baseline("none", ""),
-        baseline("manual", "It was", calibrate="mean"),
-        baseline("in-context", "", detail={"examples": "fine good .\n"}),
-        baseline("head", ""),
-    ],
-    "transfer": [
-        {"task_model": "b/model", "prompt": " it was", "test": 0.6},
-        {"task_model": "c/model", "prompt": " it was", "test": 0.4},
-        {"task_model": "c/model", "prompt": EVIL, "test": 0.2},
-    ],
-}
+FOUND = {"task_model": "a/model", "template": "{sentence} {prompt} {mask} .", "words": [" bad", " good"], "set": "toy"}
+FOUND |= {"texts": {"train": 4, "test": 6, "held_out": True}, "measure": "gap", "calibrate": "none", "length": 2}
+FOUND |= {"calls": 1234, "prompts": [prompt(" it was", 5 / 6), prompt(EVIL, 0.5, "greedy", 5, ((0, 3), (1, 2)))]}
+IN_CONTEXT = baseline("in-context", "", detail={"examples": "fine good .\n"})
+FOUND["baselines"] = [baseline("none", ""), baseline("manual", "It was", calibrate="mean")]
+FOUND["baselines"] += [IN_CONTEXT, baseline("head", "")]
+TRANSFER = (("b/model", " it was", 0.6), ("c/model", " it was", 0.4), ("c/model", EVIL, 0.2))
+FOUND["transfer"] = [{"task_model": model, "prompt": text, "test": share} for model, text, share in TRANSFER]
 
 
 def write(path, scores=SCORES, found=FOUND):
@@ -74,13 +59,9 @@ def write(path, scores=SCORES, found=FOUND):
 def test_the_steps_by_hand(tmp_path):
     data = prompts.embedded(write(tmp_path / "run", found=None))
     assert data["found"] is None
-    assert data["steps"] == {
-        "step": [1, 2, 3, 4, 5],
-        "of": 5,
-        "best": [3.0, 2.0, 5.0, None, 4.0],
-        "mean": [2.0, 1.0, 5.0, None, 3.0],
-        "text": [" early 0", "x 0", " third 1", "", " late 0"],
-    }
+    scores = {"best": [3.0, 2.0, 5.0, None, 4.0], "mean": [2.0, 1.0, 5.0, None, 3.0]}
+    text = [" early 0", "x 0", " third 1", "", " late 0"]
+    assert data["steps"] == {"step": [1, 2, 3, 4, 5], "of": 5, "text": text} | scores
     assert data["tokens"] == {  # a fifth of five steps; two prompts of two tokens in each, whose first is the same
         "first": {"from": 1, "to": 1, "different": 3},
         "last": {"from": 5, "to": 5, "different": 3},

@@ -40,23 +40,18 @@ WAYS = {
     "generate": lambda given: from_generation_kwargs(Sampling(), given),
     "tasks": lambda given: load_tasks(given.pop("tasks"), options=DataOptions(**given)),
     "maths": lambda row: load_tasks([row], form=maths),
-    "arithmetic": lambda given: arithmetic(**given),
-    "countdown": lambda given: countdown(**given),
     "problem": lambda given: problem_of(Task("a", "Write f.", given)),
     "isolated": lambda given: isolated(hostile.good, **given),
-    "DataOptions": lambda given: DataOptions(**given),
-    "ScoreOptions": lambda given: ScoreOptions(**given),
     "JailOptions": lambda given: Jail(JailOptions(**given)),
-    "Maths": lambda given: Maths(**given),
     "Completions": lambda given: Completions(given.pop("url"), "m", **given),
-    "Http": lambda given: Http(**given),
     "TextWorld": lambda given: TextWorld(**given).games("train"),
     "ToolWorld": lambda given: ToolWorld(**given).check(),
-    "PromptTemplate": lambda given: PromptTemplate(**given),
     "prompts": prompt,
     "examples": lambda given: examples_of(Task("t", "", **given)),
     "template": lambda given: template(given["template"]),
 }
+MADE = (arithmetic, countdown, DataOptions, ScoreOptions, Maths, Http, PromptTemplate)
+WAYS |= {made.__name__: lambda given, made=made: made(**given) for made in MADE}
 REFUSED = [
     (title, json.loads(usual) | given, message)
     for title, text in parts("refusals.txt").items()

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import run_folders
 from cases import cases
 from toys import letters, lm
 
@@ -14,22 +15,11 @@ from operant.types import OperantError
 
 
 def row(i, *, words=3, **more):
-    return {
-        "task": f"t{i}",
-        "rollout": i,
-        "turn": 0,
-        "query": f"query {i}",
-        "reply": f" reply {i}",
-        "reward": i / 7,
-        "reply_tokens": words,
-        "end": "stop",
-        "tokens": [f" w{j}" for j in range(words)],
-        "logprobs": [-1.23456 - j for j in range(words)],
-        "ref_logprobs": [-1.0 - j for j in range(words)],
-        "kl": [99.0] * words,  # the KL that was charged, by any estimator
-        "values": [0.00001] * words,
-        "advantages": [float("nan")] + [1.0] * (words - 1),
-    } | more
+    """With the KL that was charged, by any estimator, which is not the one that is shown."""
+    logprobs, theirs = ([first - j for j in range(words)] for first in (-1.23456, -1.0))
+    known = {"query": f"query {i}", "reward": i / 7, "logprobs": logprobs, "ref_logprobs": theirs, "kl": [99.0] * words}
+    known |= {"values": [0.00001] * words, "advantages": [float("nan")] + [1.0] * (words - 1)}
+    return run_folders.row(i, words, **known | more)
 
 
 @pytest.fixture

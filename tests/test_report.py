@@ -18,6 +18,7 @@ from run_folders import row
 from operant.metrics.registry import METRICS
 from operant.runs.folder import RunFolder
 from operant.tally import Histogram
+from operant.tools.labels.server import FOLDER as LABELS
 from operant.tools.report import downsample, run_report
 from operant.tools.report import html as html_pages
 from operant.tools.report.server import Server, Serving, Site
@@ -75,10 +76,8 @@ def run(tmp_path_factory):
 # --- downsampling -----------------------------------------------------------------------------------------------------
 def test_a_short_curve_is_complete_and_a_metric_that_steps_lack_has_steps_of_its_own():
     metrics = [{"step": 3, "a": 1.0}, {"step": 4, "a": None, "b": 0.123456789}, {"step": 5, "a": 2.0}]
-    assert downsample.curves(metrics) == {
-        "steps": [3, 4, 5],
-        "values": {"a": [1.0, None, 2.0], "b": {"steps": [4], "values": [0.12346]}},
-    }
+    values = {"a": [1.0, None, 2.0], "b": {"steps": [4], "values": [0.12346]}}
+    assert downsample.curves(metrics) == {"steps": [3, 4, 5], "values": values}
 
 
 def test_a_long_curve_is_short_and_keeps_its_peaks():
@@ -300,12 +299,13 @@ def test_own_scripts_neither_end_the_page_nor_build_html(path):
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
 
 
-def test_vendored_files_match_their_readme():
-    note = (PAGE / "vendor" / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("folder", [PAGE / "vendor", LABELS / "vendor"], ids=["report", "labels"])
+def test_vendored_files_match_their_readme(folder):
+    note = (folder / "README.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"`([\w.]+)` \| `([0-9a-f]{64})`", note))
-    assert {name: hashlib.sha256((PAGE / "vendor" / name).read_bytes()).hexdigest() for name in listed} == listed
-    assert {path.name for path in (PAGE / "vendor").iterdir()} == {*listed, "LICENSE", "README.md"}
-    assert "uPlot" in note and "MIT" in (PAGE / "vendor" / "LICENSE").read_text(encoding="utf-8")
+    assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in listed} == listed
+    assert {path.name for path in folder.iterdir()} == {*listed, "LICENSE", "README.md"}
+    assert "MIT" in note and "MIT" in (folder / "LICENSE").read_text(encoding="utf-8")
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------

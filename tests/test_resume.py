@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from cases import cases
-from small_runs import SMALL, TASKS, count_a, cut, model, options, same, told
+from small_runs import SMALL, TASKS, Grumpy, count_a, cut, model, options, same, told
 from texts import parts
 from toys import letters, lm, on_disk
 
@@ -402,27 +402,6 @@ def test_a_new_critic_is_drawn_from_the_seed(init):
 
 
 # --- a user's own state -----------------------------------------------------------------------------------------------
-class Grumpy:
-    """A reward that gives less every time it is asked."""
-
-    __name__ = "grumpy"
-
-    def __init__(self, fails=0):
-        self.asked, self.fails = 0, fails
-
-    def __call__(self, rollouts):
-        self.asked += 1
-        if self.asked == self.fails:
-            raise RuntimeError("enough")
-        return [r.reply.count("a") - 0.1 * self.asked for r in rollouts]
-
-    def state_dict(self):
-        return {"asked": self.asked}
-
-    def load_state_dict(self, state):
-        self.asked = state["asked"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda r: r, lambda r: {"grumpy": (r, 2.0)}], ids=["alone", "in a sum"])
 def test_a_reward_that_changes_goes_on_where_it_was(tmp_path, wrap):
@@ -567,19 +546,3 @@ def test_lists_are_written_so_that_they_can_be_read(given, written):
     assert parse(yaml.safe_dump(describe(given)), "x") == written
     long = configure({"policy": "builtin:reviews-lm", "tasks": ["b"] * 100_000, "reward": "letters:e"})
     assert as_mapping(long)["tasks"] == "<list of 100000>"
-
-
-def test_options_that_change_nothing_are_noted(folder, capsys):
-    words = command(folder, "--lr", "0")
-    words[words.index("--minibatch") + 1] = "64"
-    assert main(words) == 0
-    printed = capsys.readouterr()
-    said = " ".join((printed.out + printed.err).split())
-    assert "optimizer.lr=0.0: the weights stay" in said and "update.minibatch=64 is above batch=4" in said
-
-
-def test_a_file_is_no_folder_of_a_run(tmp_path):
-    (tmp_path / "tiny.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(OperantError, match=r"tiny\.txt: that is a file, and a run writes a folder"):
-        train(model(), TASKS, count_a, out=tmp_path / "tiny.txt", **options())
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny.txt"]

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -79,10 +80,7 @@ def test_resume_cuts_what_is_played_again_and_a_torn_line(tmp_path):
 
 def test_rollouts_keep_columns_that_the_first_row_lacks(tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
-    rows = [
-        {"reply": "a", "ids": [1, 2], "logprobs": [-0.1, -2.0], "reward": None},
-        {"reply": "b", "ids": [3], "logprobs": [-0.3], "reward": 0.5, "reward/taste": 0.25},
-    ]
+    rows = [{"reply": "a", "reward": None}, {"reply": "b", "reward": 0.5, "reward/taste": 0.25}]
     folder.rollouts(12, rows)
     back = pq.read_table(folder.rollouts_path / "step-00012.parquet").to_pylist()
     assert back == [rows[0] | {"reward/taste": None}, rows[1]]
@@ -90,20 +88,16 @@ def test_rollouts_keep_columns_that_the_first_row_lacks(tmp_path):
     assert str(pq.read_schema(folder.rollouts_path / "step-00013.parquet").field("reward").type) == "double"
 
 
-def test_a_live_process_keeps_others_out_and_is_named(tmp_path):
-    folder = RunFolder.create(tmp_path / "x", {})
+def test_a_live_process_keeps_others_out_and_a_dead_one_does_not(tmp_path):
+    dead = Child(lambda: RunFolder.create(tmp_path / "x", {}) and os._exit(1))
+    dead.ends()
+    folder = RunFolder.open(tmp_path / "x")
+    assert json.loads((tmp_path / "x" / "lock").read_text(encoding="utf-8"))["pid"] == os.getpid()
+    assert f"took over from process {dead.pid}" in folder.log_path.read_text(encoding="utf-8")
     with pytest.raises(OperantError, match=f"process {os.getpid()} on .*delete .*lock"):
         RunFolder.open(folder.path)
     folder.close()
     RunFolder.open(folder.path).close()
-
-
-def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
-    Child(lambda: RunFolder.create(tmp_path / "x", {}) and os._exit(1)).ends()
-    dead = json.loads((tmp_path / "x" / "lock").read_text(encoding="utf-8"))
-    folder = RunFolder.open(tmp_path / "x")
-    assert json.loads((tmp_path / "x" / "lock").read_text(encoding="utf-8"))["pid"] == os.getpid()
-    assert f"took over from process {dead['pid']}" in folder.log_path.read_text(encoding="utf-8")
 
 
 def test_a_full_disk_is_refused_at_once_and_nothing_is_left(tmp_path):
@@ -114,15 +108,14 @@ def test_a_full_disk_is_refused_at_once_and_nothing_is_left(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(OperantError, match=r"file/x.* choose another \(--out"):
-        RunFolder.create(tmp_path / "file" / "x", {})
-
-    def refuse(*_, **__):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(OperantError, match="read-only file system; choose a folder that you may write to"):
-        RunFolder.create(tmp_path / "x", {})
+    for out, why in (("file/x", r"file/x.* choose another \(--out"), ("file", "is a file, and a run writes a folder")):
+        with pytest.raises(OperantError, match=why):
+            RunFolder.create(tmp_path / out, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    for number, said in ((errno.EROFS, "read-only file system"), (errno.EACCES, "permission denied")):
+        monkeypatch.setattr(Path, "mkdir", Mock(side_effect=OSError(number, os.strerror(number))))
+        with pytest.raises(OperantError, match=f"{said}; choose a folder that you may write to"):
+            RunFolder.create(tmp_path / "x", {})
 
 
 def test_a_wrong_name_lists_the_runs_that_are_there(tmp_path):

@@ -69,7 +69,6 @@ def state(learner: Learner, metrics: list[dict[str, float]]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The folder of the saves, and what the uninterrupted learners do."""
     folder = tmp_path_factory.mktemp("learners")
     for name, model in (("gpt2", lm(vocab=40)), ("other", lm(vocab=40, seed=1)), ("t5", lm("t5", vocab=40))):
         on_disk(folder / name, model)

@@ -173,6 +173,7 @@ def post(server, path, body, **headers):
 
 
 USER = {"role": "user", "content": "abc"}
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @cases(
@@ -246,10 +247,7 @@ def test_half_a_request_and_silence_end(one, monkeypatch):
     monkeypatch.setattr(serving, "IDLE_SECONDS", 0.1)
     address = one.socket.getsockname()
     with socket.create_connection(address, timeout=10) as silent, socket.create_connection(address, timeout=10) as half:
-        half.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Content-Length: 90\r\n\r\n{"
-        )
+        half.sendall(HEAD + b"Content-Length: 90\r\n\r\n{")
         assert b"408" in half.recv(1000).splitlines()[0] and silent.recv(1000) == b""
 
 
@@ -264,10 +262,8 @@ def test_too_many_requests_wait_elsewhere_and_replies_that_nobody_reads_stop(one
     one.engine.generate_more = late
     try:
         body = json.dumps({"prompt": "a", "n": 2}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(body)}\r\n\r\n"
         with socket.create_connection(one.socket.getsockname()) as left:
-            left.sendall(head.encode() + body)
+            left.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
             until(lambda: len(one.batches._live) == 2)
             status, error = post(one, "/v1/completions", {"prompt": "a"})
             assert status == 429 and "try again" in error["message"]
@@ -281,9 +277,8 @@ def test_too_many_requests_wait_elsewhere_and_replies_that_nobody_reads_stop(one
 
 
 @pytest.mark.slow
-def test_the_snippets_of_the_page_run(one, capsys, tmp_path, monkeypatch):
+def test_the_snippets_of_the_page_run(one, capsys, here):
     """What the second one records is trained on: by the weights that answered, every ratio is 1; others are stale."""
-    monkeypatch.chdir(tmp_path)
     for snippet in snippets("docs/serving.md"):
         for shown, here in (("http://127.0.0.1:8000/v1", one.url), ("runs/sentiment", "toy"), ("This film", "the cab")):
             assert shown in snippet

@@ -12,7 +12,7 @@ import pytest
 from cases import cases, slow
 from disks import on
 from processes import Child, until
-from small_runs import count_a
+from small_runs import TASKS, count_a
 from toys import letters, lm
 
 from operant import train
@@ -21,7 +21,6 @@ from operant.storage import atomic_io
 from operant.storage.checkpoint_store import newest_whole
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
-TASKS = ["ab", "cde", "fg", "h", "ijk"]
 SMALL = {"probes": 0, "batch": 4, "max_tokens": 6, "minibatch": 4, "steps": 3000, "epochs": 1}
 
 

@@ -100,11 +100,10 @@ def test_names_are_safe_for_file_systems(value, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "sentence"), mistyped("sweep"))
-def test_all_is_checked_before_anything_starts(words, sentence, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_all_is_checked_before_anything_starts(words, sentence, capsys, here):
     assert main(["sweep", *(["letters"] if words else []), *words]) == 2
     assert sentence in capsys.readouterr().err
-    assert not list(tmp_path.iterdir()), "nothing is left behind"
+    assert not list(here.iterdir()), "nothing is left behind"
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
@@ -210,17 +209,16 @@ def broken(rollouts):  # fails from the second step on, until the file `mended` 
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(here):
     """The working folder, with a recipe for a tiny language model and rewards of its own."""
-    monkeypatch.chdir(tmp_path)
     on_disk("model", lm("gpt2", vocab=len(letters()), spread=0.02))
-    (tmp_path / "tasks.txt").write_text("ab\ncde\nfg\nh\n", encoding="utf-8")
-    (tmp_path / "rewards.py").write_text(REWARDS, encoding="utf-8")
+    (here / "tasks.txt").write_text("ab\ncde\nfg\nh\n", encoding="utf-8")
+    (here / "rewards.py").write_text(REWARDS, encoding="utf-8")
     recipe = {"policy": "model", "tasks": "tasks.txt", "evaluate": "tasks.txt", "reward": "rewards.py:fine"}
     recipe |= {"steps": 2, "batch": 4, "probes": 0, "sampling": {"max_tokens": 6}}
     recipe |= {"update": {"minibatch": 4, "epochs": 1}}
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    return tmp_path
+    (here / "tiny.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return here
 
 
 def steps_of(folder):

@@ -23,7 +23,6 @@ SHORT = (
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with the tiny models in `causal` and `t5`, and a file of rows for each form."""
     folder = tmp_path_factory.mktemp("tasks")
     models(folder)
     for name in ROWS:

@@ -32,36 +32,22 @@ EVERY = {"batch": 8, "out": "x", "optimizer.lr": 1e-6, "optimizer.schedule": "li
 EVERY |= {"learner.device": "cpu", "model.gradient_checkpointing": True, "checkpoint_every": 500}
 
 
+GRPO = {"steps": 60, "sampling.max_tokens": 512, "kl.loss_coef": 0.0, "advantage.deviation": "sample"}
+GRPO |= {"update.per": "token", "model.precision": "bfloat16"}
+# A batch of 4 * 4 replies is learnt from twice in optimizer steps of 4 * 2, so 40 of these are 10 steps.
+SEVERAL = {"batch": 16, "update.minibatch": 8, "update.epochs": 2, "steps": 10, "samples": 4, "kl.loss_coef": 0.04}
+SEVERAL |= {"update.per": "constant", "advantage.scale": False, "loss.clip_high": 0.28, "optimizer.warmup": 0.25}
+SEVERAL |= {"optimizer.schedule": "cosine", "learner.on_length": "drop", "sampling.max_tokens": 512}
+SEVERAL |= {"model.precision": "bfloat16", "checkpoint_every": 125}
+RLOO = {"steps": 5, "samples": 2, "sampling.max_tokens": 512, "sampling.temperature": 0.7, "kl.coef": 0.05}
+REWARD = {"steps": 7, "data.max_length": 1024, "optimizer.lr": 1e-4, "policy": "reward_model", "policy.trunk": "gpt2"}
 CASES = {
-    "grpo": (
-        "GRPO",
-        EVERY
-        | {"steps": 60, "sampling.max_tokens": 512, "kl.loss_coef": 0.0, "advantage.deviation": "sample"}
-        | {"update.per": "token", "model.precision": "bfloat16"},
-    ),
-    # A batch of 4 * 4 replies is learnt from twice in optimizer steps of 4 * 2, so 40 of these are 10 steps.
-    "several steps a batch": (
-        "GRPO",
-        EVERY
-        | {"batch": 16, "update.minibatch": 8, "update.epochs": 2, "steps": 10, "samples": 4, "kl.loss_coef": 0.04}
-        | {"update.per": "constant", "advantage.scale": False, "loss.clip_high": 0.28, "optimizer.warmup": 0.25}
-        | {"optimizer.schedule": "cosine", "learner.on_length": "drop", "sampling.max_tokens": 512}
-        | {"model.precision": "bfloat16", "checkpoint_every": 125},
-    ),
-    "rloo": (
-        "RLOO",
-        EVERY
-        | {"steps": 5, "samples": 2, "sampling.max_tokens": 512, "sampling.temperature": 0.7, "kl.coef": 0.05}
-        | {"optimizer.betas": (0.9, 0.95)},
-    ),
-    "dpo": ("DPO", EVERY | {"steps": 8, "data.max_length": 1024, "loss.kind": "ipo-mean", "loss.beta": 0.2}),
-    "sft": ("SFT", EVERY | {"steps": 5, "data.max_length": 64, "optimizer.lr": 1e-4}),
-    "reward": (
-        "Reward",
-        EVERY
-        | {"steps": 7, "data.max_length": 1024, "optimizer.lr": 1e-4}
-        | {"policy": "reward_model", "policy.trunk": "gpt2"},
-    ),
+    "grpo": ("GRPO", GRPO),
+    "several steps a batch": ("GRPO", SEVERAL),
+    "rloo": ("RLOO", RLOO | {"optimizer.betas": (0.9, 0.95)}),
+    "dpo": ("DPO", {"steps": 8, "data.max_length": 1024, "loss.kind": "ipo-mean", "loss.beta": 0.2}),
+    "sft": ("SFT", {"steps": 5, "data.max_length": 64, "optimizer.lr": 1e-4}),
+    "reward": ("Reward", REWARD),
 }
 
 
@@ -71,7 +57,7 @@ def test_a_configuration_becomes_our_options(case):
     given = {"tasks": [0] * 20, "policy": "gpt2"}
     found = with_configuration(stand_in(kind)(**KEPT["changed"][case]), given)
     algorithm = ALGORITHMS[kind]
-    assert found == {"policy": "gpt2", "tasks": given["tasks"], "algorithm": algorithm} | expected
+    assert found == {"policy": "gpt2", "tasks": given["tasks"], "algorithm": algorithm} | EVERY | expected
     known = {**found, "policy.trunk": None}
     resolve(config_schema(algorithm), {name: x for name, x in known.items() if name not in ("out", "policy.trunk")})
 

@@ -14,8 +14,7 @@ import psutil
 import pytest
 from cases import cases, slow
 from processes import until
-from small_runs import count_a, same, told
-from toys import letters, lm
+from small_runs import TASKS, count_a, model, options, same, told
 
 from operant import OperantError, train
 from operant.runs.trackers import base
@@ -134,7 +133,6 @@ def test_tensorboard_has_metrics_histograms_replies_and_configuration(tmp_path):
 
 
 def test_a_cell_shows_exactly_its_text():
-    """Rendered by TensorBoard, every character of a reply is shown as text."""
     from tensorboard.plugin_util import markdown_to_safe_html
 
     page = markdown_to_safe_html(markdown(("reply", "reward"), [[NASTY, 0.25], ["plain", None]]))
@@ -288,10 +286,6 @@ def test_trackio_is_dropped_if_its_disk_fails(tmp_path, recwarn, capfd):
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
-SMALL = {"steps": 2, "batch": 4, "max_tokens": 6, "minibatch": 2}
-SMALL |= {"optimizer.lr": 1e-3, "samples_every": 1, "watch_every": 1}
-
-
 def test_trackers_change_no_number_and_print_nothing(tmp_path, capfd):
     """Nor does Ctrl-C in a terminal, which every process of the group hears, end what writes for them."""
 
@@ -301,10 +295,9 @@ def test_trackers_change_no_number_and_print_nothing(tmp_path, capfd):
                 child.send_signal(signal.SIGINT)
         return count_a(rollouts)
 
-    def run(name, **options):
-        made = lm("gpt2", vocab=len(letters()), spread=0.02)
-        given = {"tokenizer": letters(), "quiet": True, "out": tmp_path / name}
-        return train(made, ["ab", "cde", "fg"], reward, **given, **SMALL, **options)
+    def run(name, **more):
+        given = options(steps=2, quiet=True, samples_every=1, watch_every=1, **more)
+        return train(model(), TASKS, reward, out=tmp_path / name, **given)
 
     plain, watched = run("plain"), run("watched", trackers="tensorboard,wandb,trackio")
     assert capfd.readouterr() == ("", "") and told(plain) == told(watched) and same(plain, watched)

@@ -195,17 +195,12 @@ def test_rows_of_a_table(tmp_path):
         Rollout(Task("a", "q"), 0, [Turn([7], [8], [-3.0])], ["left out"], query="q"),
         Rollout(Task("b", "p"), 1, two, ["first", "second \ud800"], query="p"),
     ]
-    batch = Batch(  # only of the second rollout; it has two rows, because the prompt of its second turn is new
-        tokens=torch.tensor([[1, 2, 3], [9, 5, 6]]),
-        mask=torch.ones(2, 3, dtype=torch.bool),
-        actions=torch.tensor([[0, 0, 1], [0, 1, 1]]).bool(),
-        rewards=torch.zeros(2, 3),
-        turns=torch.tensor([[-1, -1, 0], [-1, 1, 1]]),
-        episodes=torch.tensor([0, 0]),
-        groups=torch.tensor([1, 1]),
-        bootstrap=torch.zeros(1),
-        ref_logprobs=torch.tensor([[9.0, 9.0, -0.25], [9.0, -0.75, -1.75]]),
-    )
+    # Only of the second rollout; it has two rows, because the prompt of its second turn is new.
+    rows = {"tokens": [[1, 2, 3], [9, 5, 6]], "mask": [[True] * 3] * 2, "rewards": [[0.0] * 3] * 2}
+    rows |= {"actions": [[False, False, True], [False, True, True]], "turns": [[-1, -1, 0], [-1, 1, 1]]}
+    rows |= {"episodes": [0, 0], "groups": [1, 1]}
+    rows |= {"bootstrap": [0.0], "ref_logprobs": [[9.0, 9.0, -0.25], [9.0, -0.75, -1.75]]}
+    batch = Batch(**{name: torch.tensor(values) for name, values in rows.items()})
     table = as_rows(rollouts, [None, [0.25, 0.5]], {"taste": [None, 0.75]}, batch)
     assert [(r["task"], r["group"], r["rollout"], r["turn"]) for r in table] == [
         ("a", 0, 0, 0), ("b", 1, 1, 0), ("b", 1, 1, 1)]  # fmt: skip

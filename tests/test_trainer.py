@@ -265,7 +265,6 @@ def test_a_critic_that_sees_the_best_replies_alone_is_said(method):
 
 @cases(*[tuple(json.loads(row)) for row in parts("options.txt")["read by nobody"].splitlines()])
 def test_an_option_that_nothing_reads_is_said(method, given, needed):
-    """The table, row by row; what a method does not have at all is refused in test_options.py."""
     options = {"algorithm": method, "tasks": "x.txt", **given} | REWARDED[find(method).source != "data"]
     (note,) = idle(configure(options))
     name, value = list(given.items())[-1]

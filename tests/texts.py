@@ -18,6 +18,10 @@ def mistyped(section):
     return [(shlex.split(words), said) for words, _, said in lines]
 
 
+def read_rows(path):
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
 def write_rows(path, rows):
     Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)

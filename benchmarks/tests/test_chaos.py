@@ -160,18 +160,11 @@ def test_every_disk_operation_of_a_run_passes_the_seam(ground, monkeypatch):
     assert [(event, path) for event, path in auditor.unknown if not str(path).endswith("log.txt")] == []
 
 
-GOOD = [
-    ("write", "/x/.step-00012.tmp/.a"),
-    ("rename", "/x/.step-00012.tmp/.a -> /x/.step-00012.tmp/tensors.safetensors"),
-    ("fsync", "/x/.step-00012.tmp/tensors.safetensors"),
-    ("write", "/x/.step-00012.tmp/state.json"),
-    ("fsync", "/x/.step-00012.tmp/state.json"),
-    ("write", "/x/.step-00012.tmp/manifest.json"),
-    ("fsync", "/x/.step-00012.tmp/manifest.json"),
-    ("fsync", "/x/.step-00012.tmp"),
-    ("rename", "/x/.step-00012.tmp -> /x/step-00012"),
-    ("fsync", "/x"),
-]
+NEW = "/x/.step-00012.tmp"
+TENSORS = f"{NEW}/tensors.safetensors"
+GOOD = [("write", f"{NEW}/.a"), ("rename", f"{NEW}/.a -> {TENSORS}"), ("fsync", TENSORS)]
+GOOD += [(operation, f"{NEW}/{name}.json") for name in ("state", "manifest") for operation in ("write", "fsync")]
+GOOD += [("fsync", NEW), ("rename", f"{NEW} -> /x/step-00012"), ("fsync", "/x")]
 
 
 def test_an_order_that_loses_something_is_reported():

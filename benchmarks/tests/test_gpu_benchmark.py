@@ -30,7 +30,6 @@ def test_every_part_of_the_gpu_benchmark_runs(tmp_path):
     slow("import time; time.sleep(60)", "stopped after 20 s"),
 )
 def test_the_error_of_a_part_is_reported_with_its_results(ending, message, tmp_path, monkeypatch):
-    """Its results so far stay, beside the exception or the time limit."""
     (tmp_path / "odd.py").write_text(f"def main(place, report):\n    report(found=1)\n    {ending}\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(parts, "PRELOADED", [])

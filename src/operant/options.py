@@ -197,32 +197,6 @@ def flat(options: Mapping[str, object], whole: Sequence[str] = ("reward",)) -> d
     return found
 
 
-def with_short_names(recipe: Mapping[str, object], given: Mapping[str, object]) -> tuple[dict[str, object], ...]:
-    """A recipe without its `names`, and the given options with the short names that it declares written in full.
-
-    `names: {game: env.game}` lets `--game tw-simple` stand for `--env.game tw-simple`. In both, `ALIASES` become the
-    names that they stand for; `model` with a mapping is the group of that name.
-    Raises: OperantError for an option that is given under both of its names, or `names` that is no mapping.
-    """
-    base = dict(recipe)
-    short = base.pop("names", None) or {}
-    if not isinstance(short, Mapping) or not all(isinstance(name, str) for part in short.items() for name in part):
-        raise OperantError(f"names={shown(short)}: give a mapping from short names to options, as in game: env.game")
-    return _written({}, base), _written(short, given)
-
-
-def _written(short: Mapping[str, str], given: Mapping[str, object]) -> dict[str, object]:
-    """Options with their short names and aliases written in full."""
-    full: dict[str, Any] = {}
-    for name, value in given.items():
-        plain = str(name).replace("-", "_")
-        written = short.get(plain, name if isinstance(value, Mapping) else ALIASES.get(plain, name))
-        if written in full or (written != name and written in given):
-            raise OperantError(f"option {written} is given twice, as {name} too: remove one of the two")
-        full[written] = value
-    return full
-
-
 def parse(text: str, what: str) -> Any:
     """Plain data from a YAML text. Aliases are counted before they are expanded, so they cannot exhaust memory.
 
@@ -392,8 +366,6 @@ SYSTEMS = {
     "OpenRLHF": OPENRLHF,
     "trlX": TRLX,
 }
-ALIASES = {"model": "policy", "ahead": "rollouts_ahead", "carry": "partial_rollout_tokens"}
-"""Second names of options, which are accepted for them."""
 
 
 def _named(name: str) -> dict[str, Theirs]:

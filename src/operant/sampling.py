@@ -6,7 +6,7 @@ a reply, banned tokens), it does again when the token is scored, so a ratio with
 drawn.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from operant.bounds import bounded, check_bounds
-from operant.types import End, OperantError, PlainTokenizer, Tokenizer, TrainablePolicy, require, shown, with_defaults
+from operant.types import End, OperantError, Tokenizer, TrainablePolicy, require, shown, with_defaults
 
 BLOCK = 256
 """Drawing a token first draws a block of this many tokens of the vocabulary, then a token within it."""
@@ -442,6 +442,18 @@ def render(
     Raises: OperantError if there is no template, or if it fails.
     """
     return _templated(tokenizer, messages, prompting, tools=tools, tokenize=False)
+
+
+class PlainTokenizer:
+    """What some tokenizers lack, as it is without it."""
+
+    all_special_ids: Sequence[int] = ()
+    backend_tokenizer: Any = None
+    bos_token: str | None = None
+    chat_template: str | None = None
+    response_template: str | None = None
+    unk_token_id: int | None = None
+    get_vocab: Callable[[], dict[str, int]] = dict
 
 
 def template_of(tokenizer: object) -> str | None:

@@ -483,18 +483,6 @@ class Tokenizer(Protocol):
         ...
 
 
-class PlainTokenizer:
-    """What some tokenizers lack, as it is without it."""
-
-    all_special_ids: Sequence[int] = ()
-    backend_tokenizer: Any = None
-    bos_token: str | None = None
-    chat_template: str | None = None
-    response_template: str | None = None
-    unk_token_id: int | None = None
-    get_vocab: Callable[[], dict[str, int]] = dict
-
-
 class Engine(Protocol):
     """Generates a completion for each of N prompts.
 

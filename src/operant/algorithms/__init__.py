@@ -1,14 +1,15 @@
-"""The methods by name. Each is a file of this package with a choice of parts, default options and presets.
+"""The methods by name. Each is a file of this package with a choice of parts and default options.
 
 To add a method, add a file and its entry in `METHODS`. No code outside this package asks which method is running.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from importlib import import_module
+from pathlib import Path
 
 from operant.algorithms.base import Algorithm, Needs
 from operant.import_by_name import Lazy, Table, nearest
+from operant.options import read_mapping
 from operant.types import OperantError, shown
 
 __all__ = [
@@ -45,11 +46,8 @@ DEFAULT = "ppo"
 
 @cache
 def presets() -> dict[str, dict[str, object]]:
-    """Presets by name, each a set of option values: those of other systems, and `trunk`, which trains the top sixth of
-    the layers and caches the hidden states of the others. Presets can be combined: preset="trl,trunk"."""
-    of_methods = [vars(import_module(module)).get("PRESETS", {}) for module in METHODS.values()]
-    trunk: dict[str, object] = {"model.train_layers": "auto"}
-    return {name: own for each in of_methods for name, own in each.items()} | {"trunk": trunk} | OF_RL4LMS["presets"]
+    """Presets by name, each a set of option values, as in `presets.yaml`. They can be combined: preset="trl,trunk"."""
+    return read_mapping(Path(__file__).with_name("presets.yaml")) | OF_RL4LMS["presets"]
 
 
 def preset_names() -> str:

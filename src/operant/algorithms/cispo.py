@@ -25,23 +25,6 @@ know which prompts retire), and interruption of long thoughts.
 """
 
 from operant.algorithms.base import Comparison
-from operant.objectives import advantages, ratios
+from operant.objectives import groups, ratios
 
-ALGORITHM = Comparison(ratios.clipped_weight, advantages.with_groups)
-
-PRESETS: dict[str, dict[str, object]] = {
-    "scalerl": {
-        "algorithm": "cispo",
-        "batch": 768,
-        "samples": 16,
-        "retire": 0.9,
-        "optimizer.lr": 5e-7,
-        "update.per": "group",
-        "model.head_precision": "float32",
-        "loss.high": 5.0,
-        "loss.bound": "weight",
-        "advantage.deviation": "batch",
-        "learner.drop_equal": True,
-    },
-}
-"""The published settings of other systems, by name."""
+ALGORITHM = Comparison(ratios.clipped_weight, groups.with_groups)

@@ -16,10 +16,10 @@ which the paper's runs were made, and TRL take all tokens of a batch, as here.
 """
 
 from operant.algorithms.base import COMPARED, Comparison
-from operant.objectives import advantages, losses
+from operant.objectives import groups, losses
 
 ALGORITHM = Comparison(
     losses.surrogate,
-    advantages.with_groups,
+    groups.with_groups,
     defaults=COMPARED | {"redraw": 4, "loss.clip": 0.2, "loss.clip_high": 0.28},
 )

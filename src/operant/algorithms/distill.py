@@ -77,15 +77,3 @@ ALGORITHM = Algorithm(
     defaults={"update.epochs": 1, "kl.coef": 0.0},
     title="Distill",
 )
-_SOLVED = "Correct solution:\n{hint}\n\nCorrectly solve the original question.\n{prompt}"
-PRESETS: dict[str, dict[str, object]] = {
-    "sdpo": {
-        "algorithm": "distill",
-        "samples": 8,
-        "teacher.hint": "sibling",
-        "teacher.template": _SOLVED,
-        "teacher.rate": 0.05,
-        "loss.divergence": "jensen_shannon",
-        "loss.likeliest": 100,
-    },
-}

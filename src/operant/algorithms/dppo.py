@@ -13,6 +13,6 @@ The paper's forms over the k likeliest tokens are left out: they need those toke
 """
 
 from operant.algorithms.base import Comparison
-from operant.objectives import advantages, ratios
+from operant.objectives import groups, ratios
 
-ALGORITHM = Comparison(ratios.divergence_mask, advantages.with_groups)
+ALGORITHM = Comparison(ratios.divergence_mask, groups.with_groups)

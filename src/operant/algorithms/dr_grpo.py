@@ -9,11 +9,11 @@ width of the batch unless `loss_scale_factor` is set, and keeps the deviation un
 """
 
 from operant.algorithms.base import COMPARED, Comparison
-from operant.objectives import advantages, losses
+from operant.objectives import groups, losses
 
 ALGORITHM = Comparison(
     losses.surrogate,
-    advantages.with_groups,
+    groups.with_groups,
     per="horizon",
     title="Dr. GRPO",
     defaults=COMPARED | {"advantage.scale": False},

@@ -22,10 +22,10 @@ $$A_i = \frac{r_i - \mathrm{mean}(r)}{\mathrm{std}(r)}, \qquad
 """
 
 from operant.algorithms.base import COMPARED, Comparison
-from operant.objectives import advantages, losses
+from operant.objectives import groups, losses
 
 # With the published coefficient of 0.04 the demo ends at 69 nats per reply, with a third of all words the same; with
 # 0.2 at 7 nats (docs/algorithms.md).
 DEFAULTS = COMPARED | {"kl.loss_coef": 0.2, "kl.loss_kind": "k3"}
 
-ALGORITHM = Comparison(losses.surrogate, advantages.with_groups, per="episode", defaults=DEFAULTS)
+ALGORITHM = Comparison(losses.surrogate, groups.with_groups, per="episode", defaults=DEFAULTS)

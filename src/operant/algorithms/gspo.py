@@ -13,6 +13,6 @@ of log-ratios moves.
 """
 
 from operant.algorithms.base import Comparison
-from operant.objectives import advantages, ratios
+from operant.objectives import groups, ratios
 
-ALGORITHM = Comparison(ratios.sequence_ratio, advantages.with_groups, per="episode")
+ALGORITHM = Comparison(ratios.sequence_ratio, groups.with_groups, per="episode")

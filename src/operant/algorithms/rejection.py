@@ -43,22 +43,3 @@ ALGORITHM = Rewarded(
     defaults={"learner.select": "top:50%", "update.epochs": 1, "kl.coef": 0.0, "kl.loss_kind": "reverse"},
     title="Rejection sampling",
 )
-
-PRESETS: dict[str, dict[str, object]] = {
-    # Best of n, then supervised training on it: each step is an iteration, on prompts of its own.
-    "expert-iteration": {"algorithm": "rejection", "samples": 8, "learner.select": "group:1"},
-    # The rejection sampler of the TextWorld fork of TRL, which keeps 64 of 128 turns, by the return from each turn on
-    # less the turn's own KL.
-    "textworld-rejection": {
-        "algorithm": "rejection",
-        "batch": 128,
-        "learner.select": "top:50%",
-        "learner.select_unit": "turn",
-        "sampling.max_tokens": 20,
-        "optimizer.lr": 1.41e-5,
-        "optimizer.max_grad_norm": None,
-        "update.epochs": 4,
-        "kl.coef": 0.1,
-        "advantage.turn_gamma": 0.6,
-    },
-}

@@ -72,14 +72,3 @@ ALGORITHM = Algorithm(
     needs=Needs(reward=False, labels=True, policy="reward_model"),
     defaults={"update.epochs": 1, "kl.coef": 0.0},
 )
-
-PRESETS: dict[str, dict[str, object]] = {
-    # Ziegler et al. (2019), style tasks: 4,992 labels of four replies, one epoch.
-    "ziegler-reward": {
-        "algorithm": "reward-model",
-        "batch": 32,
-        "loss.kind": "best",
-        "optimizer.lr": 5e-5,
-        "optimizer.schedule": "linear",
-    }
-}

@@ -6,11 +6,11 @@ loss is summed over the tokens of a reply.
 """
 
 from operant.algorithms.base import Needs, Rewarded
-from operant.objectives import advantages, losses
+from operant.objectives import groups, losses
 
 ALGORITHM = Rewarded(
     losses.surrogate,
-    advantages.with_leave_one_out,
+    groups.with_leave_one_out,
     per="sequence",
     needs=Needs(samples=2),
     defaults={"samples": 4, "update.epochs": 1},

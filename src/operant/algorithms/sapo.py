@@ -10,6 +10,6 @@ lets tokens of bad replies fade sooner, as lowering one token raises all others,
 """
 
 from operant.algorithms.base import Comparison
-from operant.objectives import advantages, ratios
+from operant.objectives import groups, ratios
 
-ALGORITHM = Comparison(ratios.soft_gate, advantages.with_groups, per="episode")
+ALGORITHM = Comparison(ratios.soft_gate, groups.with_groups, per="episode")

@@ -78,34 +78,3 @@ ALGORITHM = Algorithm(
     defaults={"update.epochs": 1, "kl.coef": 0.0, "optimizer.max_grad_norm": 5.0, "mask.by": "policy"},
     title="Soft Q-learning",
 )
-
-RLPROMPT: dict[str, object] = {
-    "algorithm": "soft_q",
-    "steps": 12_000,
-    "output_mlp.width": 2048,
-    "reference": None,
-    "target.rate": 0.001,
-    "optimizer.lr": 5e-5,
-    "sampling.fixed_length": True,
-    "sampling.truncation": "stored",
-    "loss.forward_share": 1.0,
-}
-"""What both tasks of RLPrompt have."""
-PRESETS: dict[str, dict[str, object]] = {
-    "rlprompt": RLPROMPT
-    | {
-        "batch": 16,
-        "sampling.top_k": 256,
-        "advantage.standardise": "rlprompt",
-        "advantage.shape": [0.0, 1.0, 0.0, 5.0],
-    },
-    "rlprompt-transfer": RLPROMPT
-    | {
-        "batch": 8,
-        "samples": 4,
-        "sampling.top_k": 50,
-        "output_mlp.logit_bias": -10.0,
-        "advantage.standardise": "group",
-        "advantage.shape": [0.0, 1.0, -20.0, 80.0],
-    },
-}

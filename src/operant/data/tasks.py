@@ -18,8 +18,8 @@ from operant.data.forms import Form, FormedRow, formed, names_in, place_of
 from operant.data.order import permutation
 from operant.data.replies import labelled_task, task_with_reply
 from operant.data.sources import read
-from operant.sampling import check_ids, counter, encode_more, encode_prompt, template_of
-from operant.types import OperantError, PlainTokenizer, Task, Tokenizer, name_of, require, shown, with_defaults
+from operant.sampling import PlainTokenizer, check_ids, counter, encode_more, encode_prompt, template_of
+from operant.types import OperantError, Task, Tokenizer, name_of, require, shown, with_defaults
 
 CHUNK = 512
 """Number of texts that are encoded together."""

@@ -7,7 +7,7 @@ ENGINES = Table(
     "operant.engines",
     {
         "native": "operant.engines.native.engine:NativeEngine",
-        "own": "operant.engines.own:OwnEngine",
+        "own": "operant.engines.transformers:OwnEngine",
         "transformers": "operant.engines.transformers:TransformersEngine",
         "openai": "operant.engines.openai:OpenAIEngine",
         "vllm": "operant.engines.vllm:VLLMEngine",

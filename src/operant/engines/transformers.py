@@ -1,7 +1,9 @@
-"""Generation by transformers itself, with the weights in training: `generate`, or continuous batching."""
+"""Generation with the weights in training by code that is not ours: transformers, or a policy of the user's."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from inspect import getattr_static
 from typing import Literal
 
 import torch
@@ -12,6 +14,7 @@ from operant.engines.native.engine import NativeEngine
 from operant.engines.native.record import Record
 from operant.machine import beat
 from operant.models import layout
+from operant.models.base import PolicyBase
 from operant.models.policy import Policy
 from operant.models.safe_loading import LanguageModel
 from operant.sampling import Sampling, check_expressed, check_prompts, counter, end_of, uniforms
@@ -166,3 +169,30 @@ def neutral(model: LanguageModel, config: object = None) -> Iterator[None]:
         yield
     finally:
         model.generation_config = own
+
+
+class OwnEngine:
+    """Calls `policy.generate`. `policy` is the policy in training, so `sync` copies no weights."""
+
+    def __init__(self, policy: PolicyBase):
+        if not hasattr(policy, "generate") or getattr_static(type(policy), "generate", None) is PolicyBase.generate:
+            raise OperantError(f"policy {type(policy).__name__} lacks a method `generate`: write it, or name an engine")
+        self.sync(policy, policy.version)
+
+    def sync(self, policy: PolicyBase, version: int) -> None:
+        self.policy, self.version = policy, version
+
+    def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
+        made = self.policy.generate(prompts, sampling, keys)
+        counts = f"{len(made)} completions for {len(prompts)} prompts: return one each, in their order"
+        require(len(made) == len(prompts), f"{type(self.policy).__name__}.generate returned {counts}")
+        return [replace(completion, version=self.version) for completion in made]
+
+    def choose(
+        self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Sampling, keys: Sequence[int]
+    ) -> list[tuple[int, Completion]]:
+        choose: Callable[..., list[tuple[int, Completion]]] | None = getattr(self.policy, "choose", None)
+        if choose is None:
+            raise OperantError(f"{type(self.policy).__name__} has no method choose, which the world's choices need")
+        made = choose(prompts, options, sampling, keys)
+        return [(index, replace(completion, version=self.version)) for index, completion in made]

@@ -226,15 +226,6 @@ def of_texts(texts: Sequence[str]) -> Tally:
     return tally
 
 
-def top_word(texts: Sequence[str]) -> tuple[str, float]:
-    """Return the most common word of all texts and its share of their words; ("", 0.0) if there are no words."""
-    flat = [word for text in texts for word in words(text)]
-    if not flat:
-        return "", 0.0
-    word, count = Counter(flat).most_common(1)[0]
-    return word, count / len(flat)
-
-
 def of_likelihood(tally: Tally, batch: Batch, out: Outputs, at: Tensor) -> None:
     """Add the mean of log-prob + entropy over the drawn tokens, and its spread, to `tally`; for unchanged weights.
 

@@ -6,7 +6,8 @@ from math import comb
 import torch
 from torch import Tensor
 
-from operant.objectives.advantages import group_relative, normalised, of_episodes
+from operant.objectives.advantages import normalised
+from operant.objectives.groups import group_relative, of_episodes
 from operant.types import Batch, OperantError, require
 
 

@@ -6,7 +6,8 @@ log-prob. Q', V' and A' are those of the copy. With a reference, its own Q and V
 
 from torch import Tensor
 
-from operant.objectives.advantages import episode_index, gather, group_relative, moments, scatter, whiten
+from operant.objectives.advantages import episode_index, gather, moments, scatter, whiten
+from operant.objectives.groups import group_relative
 from operant.types import Batch, OperantError, Outputs, require
 
 VERSIONS = ("v1", "v2", "v3", "v2_v3")

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from operant.objectives import advantages
-from operant.objectives.advantages import Turns, episode_index, gae, gather, group_relative, scatter
+from operant.objectives.advantages import Turns, episode_index, gae, gather, scatter
+from operant.objectives.groups import DEVIATIONS, group_relative, with_groups
 from operant.types import Batch, require
 
 
@@ -45,12 +46,12 @@ def with_states(
     state no other turn of the group begins in has only the first.
     """
     advantages.check_options(turn_gamma=turn_gamma)
-    allowed = advantages.DEVIATIONS
+    allowed = DEVIATIONS
     require(deviation in allowed, f"advantage.deviation={deviation!r}: it must be {' or '.join(allowed)}")
     require(omega >= 0, f"advantage.omega={omega}: it must be at least 0")
     assert batch.anchors is not None  # the learner adds them
     plain = batch.with_(rewards=batch.rewards + batch.extra.get("discounted", 0))  # as the method compares episodes
-    batch = batch.with_(advantages=advantages.with_groups(plain, scale=scale, deviation=deviation).advantages)
+    batch = batch.with_(advantages=with_groups(plain, scale=scale, deviation=deviation).advantages)
     index, turns, returns = turn_returns(batch, turn_gamma)
     played = turns.count > 0
     compared = torch.zeros_like(returns)

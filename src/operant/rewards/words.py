@@ -30,6 +30,15 @@ def ngrams(tokens: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1))
 
 
+def top_word(texts: Sequence[str]) -> tuple[str, float]:
+    """Return the most common word of all texts and its share of their words; ("", 0.0) if there are no words."""
+    flat = [word for text in texts for word in words(text)]
+    if not flat:
+        return "", 0.0
+    word, count = Counter(flat).most_common(1)[0]
+    return word, count / len(flat)
+
+
 TOKENIZERS = Table(
     "tokenizer",
     "operant.tokenizers",

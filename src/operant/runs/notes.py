@@ -15,9 +15,10 @@ from operant.runs.config import OWN, Config
 from operant.runs.folder import RunFolder
 from operant.runs.parts import RunParts
 from operant.runs.trackers.trackers import Trackers
+from operant.sampling import PlainTokenizer
 from operant.training.learner import Learner
 from operant.training.options import compares_nothing, learner_options
-from operant.types import PlainTokenizer, with_defaults
+from operant.types import with_defaults
 
 READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("kl", "kind reward_gradient control", lambda kl: kl.charges, "kl.coef above 0"),

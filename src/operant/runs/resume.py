@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from operant.options import defaults, flat, is_none, kinds, resolve, with_short_names
+from operant.options import defaults, flat, is_none, kinds, resolve
 from operant.runs import named_parts
-from operant.runs.config import Config, as_mapping, config_schema, configure, describe, named_in
+from operant.runs.config import Config, as_mapping, config_schema, configure, describe, named_in, with_short_names
 from operant.runs.folder import GOING_ON, RunFolder, as_line, is_export, read_config, state
 from operant.runs.run import Run
 from operant.storage import atomic_io, old_names

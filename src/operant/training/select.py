@@ -11,13 +11,12 @@ import torch
 from operant import distributed
 from operant.import_by_name import Lazy
 from operant.metrics import collect
-from operant.objectives.advantages import group_relative
 from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
 from operant.tally import Tally
 from operant.types import Batch, OperantError, Rollout, Tokenizer, Total, Turn, require, shown, totals
 
-OF_GAMES = Lazy({"metrics": "operant.metrics.games:of_games"})
-"""Imported for steps of games."""
+SOMETIMES = Lazy({"games": "operant.metrics.games:of_games", "groups": "operant.objectives.groups:group_relative"})
+"""Imported for steps of games, and for those that leave out equal groups."""
 SELECTIONS = "top:N (a whole number), top:P% (above 0, at most 100), group:N (the best N of each prompt), or above:X"
 
 
@@ -112,7 +111,7 @@ def select(
     for end, count in Counter(rollout.end for rollout in rollouts if rollout.failed).items():
         tally.add(f"rollout/world_{end}", count, 0)
     if any("game" in rollout.info for rollout in rollouts):
-        tally.merge(OF_GAMES["metrics"](rollouts))
+        tally.merge(SOMETIMES["games"](rollouts))
     return TrainingBatch([shaped[i] for i in places], [trained[i] for i in places], raw, places, tally)
 
 
@@ -120,7 +119,7 @@ def unequal(rollouts: Sequence[Rollout], scores: Sequence[Total]) -> set[int]:
     """This rank's groups whose raw rewards, of `scores` and environment, are not all equal; a group has two or more."""
     scored = [(r.group, x) for r, x in zip(rollouts, totals(scores, rollouts), strict=True) if x is not None]
     returns = torch.tensor([x for _, x in scored], dtype=torch.float64)
-    gains = group_relative(returns, torch.tensor([group for group, _ in scored], dtype=torch.long)).tolist()
+    gains = SOMETIMES["groups"](returns, torch.tensor([group for group, _ in scored], dtype=torch.long)).tolist()
     return {group for (group, _), gain in zip(scored, gains, strict=True) if gain}
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from operant.algorithms import Algorithm, Needs
-from operant.objectives.advantages import with_leave_one_out
+from operant.objectives.groups import with_leave_one_out
 from operant.types import Batch, Outputs
 
 

@@ -35,7 +35,7 @@ from operant.apps.agents import protocol
 from operant.apps.agents.protocol import Json, ModelRequest, RefusedRequestError, Reply, answer, read_messages, whole
 from operant.import_by_name import Table
 from operant.net.listening import Responder
-from operant.sampling import TokenCount, encode_prompt, render
+from operant.sampling import PlainTokenizer, TokenCount, encode_prompt, render
 from operant.sandbox.levels import Limits
 from operant.sandbox.process import SupervisedProcess
 from operant.types import (
@@ -43,7 +43,6 @@ from operant.types import (
     EnvBase,
     Failure,
     OperantError,
-    PlainTokenizer,
     Step,
     Task,
     Tokenizer,

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from operant.models.policy import Policy
-from operant.sampling import Sampling, encode_prompt, render, reply_text, task_key, token_pieces
-from operant.types import OperantError, PlainTokenizer, Tokenizer, shown, with_defaults
+from operant.sampling import PlainTokenizer, Sampling, encode_prompt, render, reply_text, task_key, token_pieces
+from operant.types import OperantError, Tokenizer, shown, with_defaults
 
 Json = dict[str, Any]
 """An object of JSON, such as a body, a message, or a call of a function."""

@@ -34,10 +34,10 @@ from operant.runs.judged_replies import Kept, Scorer, best_of, drawn, scorer
 from operant.runs.named_models import divided, load, run_options, stated_return
 from operant.runs.signals import terminated_as_interrupted
 from operant.runs.trackers.console import emit
-from operant.sampling import Sampling
+from operant.sampling import PlainTokenizer, Sampling
 from operant.tools.cli.arguments import Options, as_spec, counted, new_file, refuse, taken
 from operant.training.options import find_device
-from operant.types import OperantError, PlainTokenizer, RewardFn, Task, Tokenizer, require, shown, with_defaults
+from operant.types import OperantError, RewardFn, Task, Tokenizer, require, shown, with_defaults
 
 OF_FILES = ("samples", "temperatures", "out", "distinct", "device")
 """Options of `operant generate` that only apply to the replies to a file."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from operant import options as named
-from operant.runs.config import chosen_options, load_recipe
+from operant.runs.config import chosen_options, load_recipe, with_short_names
 from operant.sampling import counter
 from operant.types import OperantError, require
 
@@ -102,7 +102,7 @@ def divide(options: Mapping[str, object], recipe: str | None = None) -> tuple[li
     # The names of the options depend on the algorithm and the named parts; of several, the first one counts.
     first = {name: named.read(split(str(text))[0]) for name, text in options.items()}
     schema = chosen_options(first, recipe).schema
-    _, options = named.with_short_names(load_recipe(recipe) if recipe else {}, options)
+    _, options = with_short_names(load_recipe(recipe) if recipe else {}, options)
     kinds = named.kinds(schema)
     axes, fixed = [], {}
     for name, value in named.resolve(schema, options).items():

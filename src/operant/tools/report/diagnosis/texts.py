@@ -7,6 +7,7 @@ known. The values of the healthy demo are given with the thresholds.
 from collections import Counter
 
 from operant.metrics import collect
+from operant.rewards.words import top_word
 from operant.tools.report.diagnosis.distance import kl_advice
 from operant.tools.report.diagnosis.history import RECENT, Finding, History, finding, number, percent
 from operant.tools.report.diagnosis.progress import progress
@@ -85,7 +86,7 @@ def one_word(history: History) -> Finding | None:
         return None
     share, usual = history.recent("text/top_word", STEPS), history.usual("text/top_word")
     if share is not None and share > ONE_WORD and (not usual or share > TIMES * max(usual)):
-        word, newest = collect.top_word(history.texts)
+        word, newest = top_word(history.texts)
         named = repr(word) if word and newest > ONE_WORD else "one and the same"
         evidence = f"{percent(share)} of the words are {named}"
     elif (spam := _spammed_token(history)) is not None:
