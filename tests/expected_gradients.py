@@ -50,10 +50,10 @@ class Said:
     logprobs: list[Tensor]
 
     @staticmethod
-    def by(model, said: list[Reply], temperature: float = T) -> "Said":
+    def by(model, said: list[Reply]) -> "Said":
         longest = max(map(len, said))
         rows = torch.tensor([[*PROMPT, *reply, *[0] * (longest - len(reply))] for reply in said])
-        scores = (model(rows).logits[:, len(PROMPT) - 1 :] / temperature).log_softmax(-1)
+        scores = (model(rows).logits[:, len(PROMPT) - 1 :] / T).log_softmax(-1)
         return Said([scores[i, range(len(reply)), list(reply)] for i, reply in enumerate(said)])
 
     @property
@@ -83,12 +83,12 @@ def flat(*modules) -> Tensor:
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in held])
 
 
-def of(loss, shape: str, temperature: float = T) -> Tensor:
+def of(loss, shape: str) -> Tensor:
     """The gradient of a claim, `loss(policy, reference, rewards)`."""
     model, said = small(0), replies(shape)
     with torch.no_grad():
-        reference = Said.by(small(1), said, temperature)
-    loss(Said.by(model, said, temperature), reference, rewards(len(said))).backward()
+        reference = Said.by(small(1), said)
+    loss(Said.by(model, said), reference, rewards(len(said))).backward()
     return flat(model)
 
 
@@ -101,18 +101,12 @@ def best_return(policy: Said, reference: Said, r: Tensor) -> Tensor:
 PLAIN = {"kl.coef": BETA, "advantage.lam": 1.0, "advantage.whiten_scope": "none", "loss.value_coef": 0.0}
 
 
-def expected(
-    name: str, shape: str, size: int, monkeypatch, probabilities: Tensor | None = None, *, stale=False, **options
-) -> Tensor:
-    """The library's gradient of a group of `size` replies, averaged over all groups.
-
-    probabilities: of the replies; None: of the policy, or, if they are `stale`, of another one that has said them.
-    """
+def expected(name: str, shape: str, size: int, monkeypatch, *, stale=False, **options) -> Tensor:
+    """The library's gradient of a group of `size` replies, averaged over all groups by the probabilities of the policy,
+    or, if replies are `stale`, of another one that has said them."""
     spoken, r = replies(shape), rewards(len(replies(shape)))
     fixed = {"max_tokens": len(spoken[-1]), "stop_tokens": STOPS, "epochs": 1, "max_grad_norm": None, "watch_every": 0}
-    fixed |= {"minibatch": size, "temperature": T}
-    if name != "sft":
-        fixed |= {"reference": Policy(small(1))}
+    fixed |= {"minibatch": size, "temperature": T, "reference": Policy(small(1))}
     policy = critic(options.pop("value", "zero")) if ALGORITHMS[name].needs.critic else Policy(small(0))
     learner = Learner(policy, algorithm=name, **fixed | options)
     learner.optimizer = Caught(learner.policy.parameters())
@@ -122,15 +116,12 @@ def expected(
     scores = [float(r[y]) for _, y in pairs]
     # A minibatch is a group: the units of an epoch come in the order in which they were given.
     monkeypatch.setattr(update, "counter", lambda seed, step, epoch, number: number)
-    if name == "sft":
-        learner.step(queries, texts)
-    elif stale:
+    if stale:
         known = [{"group": g, "logprobs": sampler.logprobs[y].tolist()} for g, y in pairs]
         learner.learn([said(PROMPT, text, **turn) for text, turn in zip(texts, known, strict=True)], scores)
     else:
         learner.step(queries, texts, scores, **({"groups": [g for g, _ in pairs]} if size > 1 else {}))
     assert len(learner.optimizer.gradients) == len(groups)
-    chances = sampler.whole.exp().detach() if probabilities is None else probabilities
-    weights = [likely(group, chances) for group in groups]
+    weights = [likely(group, sampler.whole.exp().detach()) for group in groups]
     assert sum(weights) == pytest.approx(1.0)
     return sum(w * g for w, g in zip(weights, learner.optimizer.gradients, strict=True))

@@ -88,15 +88,9 @@ def caught(policy: Policy, batch: Batch, *, per="token", micro=8192, minibatch=N
     optimizer = Caught([*policy.model.parameters(), *policy.value_head.parameters()])
     passes = []
     hook = policy.model.register_forward_pre_hook(lambda *_: passes.append(torch.is_grad_enabled()))
-    update(
-        policy,
-        optimizer,
-        batch,
-        Objective(LOSS, per=per, horizon=HORIZON, whiten=partial(normalised, unbiased=False) if whitened else None),
-        options=UpdateOptions(epochs=1, minibatch=minibatch, micro_tokens=micro),
-        optimizer_options=OptimizerOptions(max_grad_norm=None),
-        sampling=Sampling(),
-        step=step,
-    )
+    whiten = partial(normalised, unbiased=False) if whitened else None
+    objective, plain = Objective(LOSS, per=per, horizon=HORIZON, whiten=whiten), OptimizerOptions(max_grad_norm=None)
+    known = {"options": UpdateOptions(epochs=1, minibatch=minibatch, micro_tokens=micro), "sampling": Sampling()}
+    update(policy, optimizer, batch, objective, optimizer_options=plain, step=step, **known)
     hook.remove()
     return optimizer.gradients, sum(passes)

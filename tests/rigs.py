@@ -38,6 +38,20 @@ def wider(batch: Batch, more: int, ids: int, numbers: float) -> Batch:
     return batch.with_(**changed)
 
 
+def pushed_right(batch: Batch, junk: int) -> Batch:
+    """The same rows padded on the left with `junk`."""
+    width = batch.tokens.shape[1]
+    places = (torch.arange(width) - (width - batch.mask.sum(1))[:, None]) % width
+    moved = {n: getattr(batch, n).gather(1, places) for n in ("tokens", "mask", "actions", "turns", "rewards")}
+    return batch.with_(**moved | {"tokens": torch.where(moved["mask"], moved["tokens"], junk)})
+
+
+def scores(policy) -> torch.Tensor:
+    """The log-probs of two replies."""
+    with torch.no_grad():
+        return policy.forward(Batch.given([[3, 4, 5, 6], [7, 8]], [[9, 10], [11, 12]])).logprobs
+
+
 class Caught(torch.optim.Optimizer):
     """An optimizer that changes no weight and records the gradient of every step as one vector in float64."""
 
@@ -118,14 +132,7 @@ def partitions(count: int):
 
 
 SCORES = [0.5, -1.0, 2.0, 0.25, 3.0, -0.5, 1.5]
-REPLIES = [
-    ([5, 6], [7] * 9),
-    ([4], [8, 2]),
-    ([9, 9, 9], [10, 11, 12]),
-    ([5], [6]),
-    ([7, 3], [3] * 5),
-    ([6], [4, 4]),
-    ([5], [9] * 4),
-]
+REPLIES = [([5, 6], [7] * 9), ([4], [8, 2]), ([9, 9, 9], [10, 11, 12]), ([5], [6]), ([7, 3], [3] * 5)]
+REPLIES += [([6], [4, 4]), ([5], [9] * 4)]
 DEALT = [[0, 2, 4, 6], [1, 3, 5]]
 """Who holds which of the replies: 21 tokens on rank 0, 5 on rank 1."""

@@ -1,12 +1,13 @@
-"""Advantages: numbers worked out by hand, a slow copy of the definition, and NaN at tokens that are no actions."""
+"""Advantages by hand, and NaN at tokens that are no actions. GAE of random episodes: test_turn_credit.py."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 from cases import cases
 from rigs import said, wider
-from toys import lm
 
-from operant import Batch, Outputs, Policy, Rollout, Task, Turn
+from operant import Batch, Outputs, Rollout, Task, Turn
 from operant.objectives import advantages, losses
 from operant.objectives.groups import group_relative, leave_one_out, with_groups, with_leave_one_out
 from operant.objectives.kl import estimate, loss_term
@@ -46,8 +47,8 @@ VALUES = [0.5, 0.25, -0.5, 1.0]
 
 
 def two_turns(end: str = "world", next_value: float = 0.0) -> Batch:
-    last = Turn(**{**vars(TWO_TURNS[1]), "next_value": next_value})
-    batch = collate([Rollout(Task("t", [5]), 0, [TWO_TURNS[0], last], ["", ""], end)], [0.0])
+    turns = [TWO_TURNS[0], replace(TWO_TURNS[1], next_value=next_value)]
+    batch = collate([Rollout(Task("t", [5]), 0, turns, ["", ""], end)], [0.0])
     assert batch.tokens.tolist() == [[5, 6, 7, 8, 8, 9, 10]]
     return valued(batch, [VALUES])
 
@@ -71,65 +72,31 @@ def test_two_discounts_by_hand(rates, next_value, expected):
     assert at_actions(done.returns, done) == near([[a + v for a, v in zip(expected, VALUES, strict=True)]])
 
 
-def by_definition(rewards, values, turns, after, rates) -> list[float]:
-    """A_t = sum over s >= t of (product of discount * lambda between them) * delta_s, term by term in Python floats."""
-    n, out = len(rewards), []
-    inside = [a + 1 < n and turns[a] == turns[a + 1] for a in range(n)]
-    discount = [rates["gamma"] if i else rates["gamma"] * rates["turn_gamma"] for i in inside]
-    decay = [d * (rates["lam"] if i else rates["turn_lam"]) for d, i in zip(discount, inside, strict=True)]
-    for t in range(n):
-        total, weight = 0.0, 1.0
-        for s in range(t, n):
-            ahead = values[s + 1] if s + 1 < n else after
-            total += weight * (rewards[s] + discount[s] * ahead - values[s])
-            weight *= decay[s]
-        out.append(total)
-    return out
-
-
-def random_episodes(count: int = 7) -> tuple[list[Rollout], list[dict]]:
+def random_episodes(count: int = 7) -> list[Rollout]:
     """Episodes of one to three turns. Some prompts continue after the reply, some are fresh; some episodes are cut."""
     draw = torch.Generator().manual_seed(1)
 
     def some(n: int, least: int = 1) -> int:
         return int(torch.randint(least, n, (1,), generator=draw))
 
-    rollouts, known = [], []
+    rollouts = []
     for e in range(count):
-        turns, facts, prompt = [], {"rewards": [], "values": [], "turns": []}, [5] * some(4)
-        for k in range(some(4)):
+        turns, prompt = [], [5] * some(4)
+        for _ in range(some(4)):
             n = some(6)
             action, values = [6 + some(9) for _ in range(n)], torch.randn(n, generator=draw).tolist()
-            paid = float(torch.randn(1, generator=draw))
-            turns.append(Turn(prompt, action, values=values, reward=paid))
-            facts["rewards"] += [0.0] * (n - 1) + [paid]
-            facts["values"] += values
-            facts["turns"] += [k] * n
+            turns.append(Turn(prompt, action, values=values, reward=float(torch.randn(1, generator=draw))))
             prompt = [9] * some(5) if e % 2 else prompt + action + [7] * some(4, 0)
-        facts["after"] = 1.5 if e % 3 == 0 else 0.0
-        turns[-1] = Turn(**{**vars(turns[-1]), "next_value": facts["after"]})
-        rollouts.append(Rollout(Task(str(e), [5]), e, turns, [""] * len(turns), "cut" if facts["after"] else "world"))
-        known.append(facts)
-    return rollouts, known
-
-
-def test_gae_of_random_episodes_is_its_definition():
-    rollouts, known = random_episodes()
-    batch = collate(rollouts, [0.0] * len(rollouts))
-    assert len(batch) > len(rollouts)  # fresh prompts opened rows of their own
-    rates = {"gamma": 0.95, "lam": 0.9, "turn_gamma": 0.7, "turn_lam": 0.3}
-    done = advantages.with_gae(batch, **rates, **PLAIN)
-    for e, facts in enumerate(known):
-        rows = (batch.episodes == e).nonzero()[:, 0].tolist()
-        mine = [x for row in rows for x in at_actions(done.advantages, done)[row]]
-        truth = by_definition(facts["rewards"], facts["values"], facts["turns"], facts["after"], rates)
-        assert mine == pytest.approx(truth, abs=1e-5)
+        turns[-1] = replace(turns[-1], next_value=0.0 if e % 3 else 1.5)
+        rollouts.append(Rollout(Task(str(e), [5]), e, turns, [""] * len(turns), "world" if e % 3 else "cut"))
+    return rollouts
 
 
 # --- poison (test 7) --------------------------------------------------------------------------------------------------
 def filled_batch() -> Batch:
-    rollouts, _ = random_episodes()
+    rollouts = random_episodes()
     batch = collate(rollouts, [0.5] * len(rollouts))
+    assert len(batch) > len(rollouts)  # fresh prompts opened rows of their own
     draw = torch.Generator().manual_seed(2)
     rand = lambda scale: torch.randn(batch.tokens.shape, generator=draw) * scale * batch.actions  # noqa: E731
     return batch.with_(logprobs=rand(1.0) - 2, raw_logprobs=rand(1.0) - 2, ref_logprobs=rand(1.0) - 2)
@@ -174,50 +141,6 @@ def test_whitening_by_hand():
         assert not advantages.whiten(x, where)[~where].any()
 
 
-# --- worlds (test 8) --------------------------------------------------------------------------------------------------
-def conversation(between: list[int], behind: list[int], score: float = 1.0) -> Batch:
-    """A reply, the environment's text, a reply, the environment's text, which follows the last action."""
-    first = Turn([5, 6], [7, 8, 9])
-    second = Turn([5, 6, 7, 8, 9, *between], [10, 11])
-    batch = collate([Rollout(Task("t", [5, 6]), 0, [first, second], ["", ""])], [score])
-    batch = valued(batch, [[0.1, 0.2, 0.3, 0.4, 0.5]])
-    if not behind:
-        return batch
-    grown = wider(batch, len(behind), 0, 0.0)
-    tokens, mask = grown.tokens.clone(), grown.mask.clone()
-    tokens[0, -len(behind) :], mask[0, -len(behind) :] = torch.tensor(behind), True
-    return grown.with_(tokens=tokens, mask=mask)
-
-
-@pytest.mark.parametrize("gamma", [0.0, 1.0])
-def test_the_last_action_is_paid_and_the_world_decays_nothing(gamma):
-    expected = None
-    for between, behind in (([12], []), ([12, 13, 14, 15], [16, 17, 18]), ([3] * 9, [4])):
-        batch = conversation(between, behind)
-        junk = torch.where(batch.actions, batch.values, torch.randn(batch.tokens.shape) * 100)
-        done = advantages.with_gae(batch.with_(values=junk), gamma=gamma, lam=0.5, **PLAIN)
-        assert batch.actions.sum() == 5 and batch.rewards[batch.actions].tolist() == [0, 0, 0, 0, 1]
-        mine = at_actions(done.advantages, done)
-        # gamma 0: r - v. gamma 1: deltas 0.1, 0.1, 0.1, 0.1, 0.5, each counting half of the next.
-        assert mine == near([{0.0: [-0.1, -0.2, -0.3, -0.4, 0.5], 1.0: [0.21875, 0.2375, 0.275, 0.35, 0.5]}[gamma]])
-        assert not done.advantages[~batch.actions].any() and not done.returns[~batch.actions].any()
-        expected = expected or mine
-        assert mine == expected
-
-
-def test_the_words_of_the_world_have_no_gradient():
-    """The model's gradient is that of the five actions' log-probs, by its own bare forward in float64."""
-    batch = conversation([12, 13, 14], [16, 17])
-    batch = batch.with_(weights=token_weights(batch))
-    policy, twin = Policy(lm()), lm().double()
-    losses.total(losses.sft(policy.forward(batch), batch)["loss"], batch).backward()
-    row = [5, 6, 7, 8, 9, 12, 13, 14, 10, 11, 16, 17]
-    scores = twin(torch.tensor([row])).logits[0].log_softmax(-1)
-    (-sum(scores[t - 1, row[t]] for t in (2, 3, 4, 8, 9)) / 5).backward()
-    for mine, truth in zip(policy.model.parameters(), twin.parameters(), strict=True):
-        assert torch.allclose(mine.grad.double(), truth.grad, atol=1e-6)
-
-
 # --- groups (test 9) --------------------------------------------------------------------------------------------------
 RETURNS = [1.0, 2.0, 3.0, 6.0, 0.0, 1.0, 2.0, 4.0, 4.0, 4.0, 8.0, 7.0] + [0.1] * 3
 GROUPS = [3, 3, 3, 3, 9, 9, 9, 1, 1, 1, 1, 5] + [2] * 3
@@ -239,13 +162,8 @@ def test_groups_by_hand():
 
 def test_groups_go_by_name_and_not_by_position():
     order = torch.randperm(len(RETURNS), generator=torch.Generator().manual_seed(0)).tolist()
-    shuffled = grouped([RETURNS[i] for i in order], [GROUPS[i] for i in order])
-    plain = grouped(RETURNS, GROUPS)
+    shuffled, plain = grouped([RETURNS[i] for i in order], [GROUPS[i] for i in order]), grouped(RETURNS, GROUPS)
     assert shuffled == pytest.approx([plain[i] for i in order], abs=1e-6)
-    by_position = torch.tensor([RETURNS[i] for i in order[:12]]).view(-1, 4)
-    wrong = (by_position - by_position.mean(1, keepdim=True)).flatten().tolist()
-    right = grouped([RETURNS[i] for i in order], [GROUPS[i] for i in order], scale=False)[:12]
-    assert max(abs(a - b) for a, b in zip(wrong, right, strict=True)) > 1
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 1e8 + 1, -7.3])

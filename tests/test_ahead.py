@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
-from canaries import CHANCE, CONTROL, NOISE, end_of_run, shuffled
+from canaries import end_of_run
 from cases import cases
 from small_runs import SMALL, TASKS, count_a, cut, model, options, same, stopped_and_whole, told
 from toys import letters
@@ -117,7 +117,13 @@ def test_a_checkpoint_holds_weights_of_planned_steps_alone(tmp_path):
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
-@cases(({}, "token"), ({"learner.importance": "none"}, "none"), ({"rollouts_ahead": 0}, "none"))
+@cases(
+    ({}, "token"),
+    ({"learner.importance": "none"}, "none"),
+    ({"rollouts_ahead": 0}, "none"),
+    ({"algorithm": "ilql"}, "none"),  # it has none
+    ({"algorithm": "ilql", "rollouts_ahead": 0, "partial_rollout_tokens": 1}, "none"),
+)
 def test_importance_weights_are_those_that_are_given(more, found):
     given = {"tasks": TASKS, "reward": count_a, "rollouts_ahead": 1} | more
     assert configure(given).learner["learner"].importance == found
@@ -156,10 +162,4 @@ def test_a_world_with_a_state_is_refused_ahead(tmp_path):
 
 @pytest.mark.slow
 def test_a_policy_finds_the_optimum_one_step_behind(tmp_path):
-    assert end_of_run(tmp_path / "run", 32, seed=0, steps=20, rollouts_ahead=1) > 0.9
-
-
-@pytest.mark.slow
-def test_shuffled_rewards_teach_nothing_one_step_behind(tmp_path):
-    ends = [end_of_run(tmp_path / str(i), 64, shuffled, seed=i, rollouts_ahead=1, **CONTROL) for i in range(2)]
-    assert sum(ends) / 2 < CHANCE + 3 * NOISE / 2**0.5
+    assert end_of_run(tmp_path / "run", seed=0, rollouts_ahead=1) > 0.9

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from canaries import CHANCE, CONTROL, NOISE, end_of_run, shuffled
+from canaries import end_of_run
 from cases import cases
 from small_runs import TASKS, count_a, cut, model, options, same, stopped_and_whole, told
 from toys import bare_logprobs, letters, lm
@@ -17,7 +17,6 @@ from worlds import Turns
 from operant import Completion, OperantError, Policy, Sampling, Task, train
 from operant.engines.native.engine import NativeEngine
 from operant.rollouts.carried import PartialGroup, continue_replies, new_groups
-from operant.runs.config import configure
 from operant.runs.scored_rollouts import demonstration_rollouts
 
 GIVEN = {"partial_rollout_tokens": 3, "steps": 6}
@@ -192,12 +191,6 @@ def test_demonstrations_are_those_of_the_trained_tasks(ahead, tmp_path, monkeypa
     assert given == [[r.task.id for r in rollouts] for rollouts in played] and all(len(tasks) == 4 for tasks in given)
 
 
-def test_a_method_without_importance_weights_is_asked_for_none():
-    for name in ("rollouts_ahead", "partial_rollout_tokens"):
-        found = configure({"tasks": TASKS, "reward": count_a, "algorithm": "ilql", name: 1})
-        assert found.learner["learner"].importance == "none"
-
-
 def test_several_ranks_are_refused_before_a_model_loads(tmp_path, monkeypatch):
     def launched(minutes):
         for name, found in {"world": lambda: 2, "rank": lambda: 0, "gathered": lambda thing: [thing] * 2}.items():
@@ -229,9 +222,4 @@ def test_what_cannot_be_carried_leaves_no_folder(given, message, tmp_path):
 
 @pytest.mark.slow
 def test_a_policy_finds_the_optimum_in_pieces(tmp_path):
-    assert end_of_run(tmp_path / "run", 32, seed=1, steps=20, partial_rollout_tokens=2) > 0.9
-
-
-@pytest.mark.slow
-def test_shuffled_rewards_teach_nothing_in_pieces(tmp_path):
-    assert end_of_run(tmp_path / "run", 64, shuffled, seed=1, partial_rollout_tokens=2, **CONTROL) < CHANCE + 3 * NOISE
+    assert end_of_run(tmp_path / "run", seed=1, partial_rollout_tokens=2) > 0.9

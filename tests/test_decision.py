@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import cases
 from small_runs import same
-from toys import bare_logprobs, letters, lm
+from toys import bare_logprobs, ids, letters, lm
 from worlds import Turns
 
 from operant import Learner, Rollout, Step, Task, Turn, train
@@ -14,10 +14,6 @@ from operant.rollouts.prompts import ConditionOptions, Wanted, returns_to_go, wi
 from operant.sampling import counter
 
 DIGITS = {i: 3 + i for i in range(6)}
-
-
-def ids(text):
-    return letters()(text, add_special_tokens=False)["input_ids"]
 
 
 def tell(value):
@@ -172,15 +168,3 @@ def test_asking_for_more_gets_more():
 def test_shuffled_returns_say_nothing():
     learner = taught(20, lambda step, count: 1 + counter(5, step) % (count - 1))
     assert abs(mean_when_asked(learner, 1.0) - mean_when_asked(learner, 0.0)) < 0.15
-
-
-def test_recorded_episodes_are_supervised_training(tmp_path):
-    """Rows with prompt, completion and return, and the same words in the question afterwards."""
-    good, bad = "b", "c"
-    rows = [{"prompt": "go", "completion": said, "return": value} for said, value in ((good, "a"), (bad, "z"))] * 8
-    known = {"data.template": "{return} {prompt}", "data.reply_field": "completion", "algorithm": "sft", "probes": 0}
-    known |= {"tokenizer": letters(), "steps": 30, "batch": 16, "lr": 1e-2}
-    run = train(lm(vocab=40, spread=0.1), rows, out=tmp_path / "run", **known)
-    for value, said in (("a", good), ("z", bad)):
-        (reply,) = run.learner.generate([f"{value} go"], max_new_tokens=1)
-        assert reply.reply == said

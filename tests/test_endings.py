@@ -41,12 +41,8 @@ class Cutting(Turns):
 
 
 def played(policy: Policy, prompt: object, world: Cutting, **sampling) -> Rollout:
-    known = {
-        "engine": NativeEngine(policy),
-        "tokenizer": policy.tokenizer,
-        "sampling": Sampling(max_tokens=3, **sampling),
-    }
-    (attempt,) = play([Task("t", prompt)], env=world, **known)
+    known = {"engine": NativeEngine(policy), "tokenizer": policy.tokenizer}
+    (attempt,) = play([Task("t", prompt)], env=world, sampling=Sampling(max_tokens=3, **sampling), **known)
     return attempt
 
 

@@ -18,6 +18,7 @@ from operant import Batch, OperantError, Policy, train
 CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 PAIRS = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 PLAIN = {"algorithm": "rloo", "samples": 4, "batch": 8, "max_tokens": 6, "fixed_length": True, "probes": 0, "lr": 1e-3}
+PLAIN |= {"steps": 2, "quiet": True}
 SIZES = {
     1: "n_group topk_group n_shared_experts mamba_n_groups n_groups",
     2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers "
@@ -122,15 +123,7 @@ def gap(model):
     """Largest difference, over two steps, between the log-prob of a token in sampling and in the update."""
     score = lambda rollouts: [float(len(set(r.ids))) for r in rollouts]  # noqa: E731
     with TemporaryDirectory() as folder:
-        run = train(
-            model,
-            tasks=[[3, 4, 5], [6, 7, 8, 9, 10, 11, 12]],
-            reward=score,
-            steps=2,
-            quiet=True,
-            out=f"{folder}/run",
-            **PLAIN,
-        )
+        run = train(model, [[3, 4, 5], [6, 7, 8, 9, 10, 11, 12]], score, out=f"{folder}/run", **PLAIN)
     return max(metrics["rollout/logprob_gap"] for metrics in run.metrics)
 
 

@@ -10,7 +10,7 @@ falls to 0. The ends of the methods next to it lie farther away than that.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import combinations_with_replacement
 from math import factorial, prod
 from typing import Any
@@ -160,89 +160,41 @@ class Case:
 
 
 IN_LOSS = {"kl.loss_coef": LOSS_PRICE}
+UNSCALED, PLAIN_K3 = partial(grpo_end, scale=False), partial(grpo_end, kl="plain_k3")
+AT_PRICE, HELD, DEARLY = (partial(tilted, price) for price in (PRICE, LOSS_PRICE, DEAR))
 CASES = {
-    "ppo": Case("ppo", lambda: tilted(PRICE), {"kl.coef": PRICE}, [lambda: tilted(2 * PRICE)], steps=40),
-    "a2c": Case("a2c", lambda: tilted(PRICE), {"kl.coef": PRICE, "optimizer.kind": "adamw"}, steps=40),
-    "reinforce": Case("reinforce", lambda: tilted(PRICE), {"kl.coef": PRICE}, steps=48),
-    "coderl": Case("coderl", lambda: tilted(PRICE), {"kl.coef": PRICE, "score.centre": True}, steps=48),
-    "nlpo": Case("nlpo", lambda: tilted(PRICE), {"kl.coef": PRICE, "top_p": 1.0, "top_k": V}, steps=40),
-    "trpo": Case("trpo", lambda: tilted(PRICE), {"kl.coef": PRICE, "update.target_kl": 0.003}, steps=64),
-    "rloo": Case("rloo", lambda: tilted(PRICE), {"kl.coef": PRICE}, [lambda: tilted(2 * PRICE)], steps=48),
-    "grpo": Case(
-        "grpo",
-        grpo_end,
-        IN_LOSS,
-        [
-            lambda: grpo_end(kl="plain_k3"),
-            lambda: grpo_end(scale=False),
-            lambda: grpo_end(fewer=1),
-            lambda: grpo_end(size=8),
-            lambda: tilted(LOSS_PRICE),
-        ],
-    ),
-    "grpo, plain_k3": Case(
-        "grpo",
-        lambda: grpo_end(kl="plain_k3"),
-        IN_LOSS | {"kl.loss_kind": "plain_k3"},
-        [grpo_end, lambda: tilted(LOSS_PRICE)],
-    ),
-    "grpo, unscaled": Case(
-        "grpo",
-        lambda: grpo_end(scale=False),
-        IN_LOSS | {"advantage.scale": False},
-        [grpo_end, lambda: tilted(LOSS_PRICE)],
-    ),
-    "dapo": Case("dapo", grpo_end, IN_LOSS, [lambda: grpo_end(scale=False)]),
-    "dr-grpo": Case("dr-grpo", lambda: grpo_end(scale=False), IN_LOSS, [grpo_end]),
-    "gspo": Case("gspo", grpo_end, IN_LOSS, [lambda: grpo_end(scale=False)]),
-    "cispo": Case("cispo", grpo_end, IN_LOSS, [lambda: grpo_end(scale=False)]),
-    "sapo": Case("sapo", grpo_end, IN_LOSS, [lambda: grpo_end(scale=False)]),
-    "dppo": Case("dppo", grpo_end, IN_LOSS, [lambda: grpo_end(scale=False)]),
-    "opo": Case("opo", lambda: grpo_end(scale=False), IN_LOSS, [grpo_end]),
-    "reinforce++": Case("reinforce++", whitened_end, {"kl.loss_coef": DEAR}, [lambda: tilted(DEAR)]),
-    "reinforce++-baseline": Case(
-        "reinforce++-baseline",
-        lambda: whitened_end(0.75**0.5),
-        {"kl.loss_coef": DEAR},
-        [lambda: tilted(DEAR), whitened_end],
-    ),
-    "vapo": Case(
-        "vapo", whitened_end, {"kl.loss_coef": DEAR, "advantage.right": 9.0}, [lambda: tilted(DEAR)], steps=96
-    ),
-    "pass-at-k": Case(
-        "pass-at-k", lambda: climbed(best_of_two), IN_LOSS | {"advantage.k": 2}, [lambda: tilted(LOSS_PRICE)]
-    ),
-    "maxrl": Case("maxrl", lambda: climbed(likelihood_of_right), IN_LOSS, [grpo_end], rewards=(REWARDS > 0.5).double()),
-    "distill": Case(
-        "distill",
-        lambda: spoken(begun(), [5, *PROMPT]),
-        {"teacher.hint": lambda rollout: [5]},
-        [lambda: REFERENCE, lambda: spoken(begun(), [*PROMPT, 5])],
-        steps=32,
-    ),
-    "gigpo": Case("gigpo", grpo_end, {"kl.loss_coef": 2 * LOSS_PRICE}, [lambda: grpo_end(gain=0.5)]),
-    "rejection": Case(
-        "rejection",
-        lambda: rejection_end(0.75),
-        {"kl.loss_coef": DEAR, "learner.select": "top:75%"},
-        [lambda: rejection_end(0.5), lambda: tilted(DEAR), lambda: tilted(LOSS_PRICE)],
-    ),
-    "soft_q": Case(
-        "soft_q",
-        lambda: (SHARP * REWARDS).softmax(0),
-        {"advantage.shape": (0.0, 1.0, 0.0, SHARP), "target.rate": 0.2, "reference": None},
-        [lambda: (2 * SHARP * REWARDS).softmax(0), lambda: tilted(1 / SHARP)],
-        steps=96,
-    ),
-    "soft_q, reference": Case(
-        "soft_q",
-        lambda: tilted(1 / SHARP),
-        {"advantage.shape": (0.0, 1.0, 0.0, SHARP), "target.rate": 0.2},
-        [lambda: (SHARP * REWARDS).softmax(0)],
-        steps=96,
-    ),
+    "ppo": Case("ppo", AT_PRICE, {"kl.coef": PRICE}, [partial(tilted, 2 * PRICE)], steps=40),
+    "a2c": Case("a2c", AT_PRICE, {"kl.coef": PRICE, "optimizer.kind": "adamw"}, steps=40),
+    "reinforce": Case("reinforce", AT_PRICE, {"kl.coef": PRICE}, steps=48),
+    "coderl": Case("coderl", AT_PRICE, {"kl.coef": PRICE, "score.centre": True}, steps=48),
+    "nlpo": Case("nlpo", AT_PRICE, {"kl.coef": PRICE, "top_p": 1.0, "top_k": V}, steps=40),
+    "trpo": Case("trpo", AT_PRICE, {"kl.coef": PRICE, "update.target_kl": 0.003}, steps=64),
+    "rloo": Case("rloo", AT_PRICE, {"kl.coef": PRICE}, [partial(tilted, 2 * PRICE)], steps=48),
+    "grpo, plain_k3": Case("grpo", PLAIN_K3, IN_LOSS | {"kl.loss_kind": "plain_k3"}, [grpo_end, HELD]),
+    "grpo, unscaled": Case("grpo", UNSCALED, IN_LOSS | {"advantage.scale": False}, [grpo_end, HELD]),
+    "vapo": Case("vapo", whitened_end, {"kl.loss_coef": DEAR, "advantage.right": 9.0}, [DEARLY], steps=96),
+    "reinforce++": Case("reinforce++", whitened_end, {"kl.loss_coef": DEAR}, [DEARLY]),
+    "pass-at-k": Case("pass-at-k", partial(climbed, best_of_two), IN_LOSS | {"advantage.k": 2}, [HELD]),
+    "gigpo": Case("gigpo", grpo_end, {"kl.loss_coef": 2 * LOSS_PRICE}, [partial(grpo_end, gain=0.5)]),
     "sft": Case("sft", lambda: SHARES, {"minibatch": 60}, [lambda: REFERENCE], steps=32),
 }
+CASES |= {name: Case(name, grpo_end, IN_LOSS, [UNSCALED]) for name in ("dapo", "gspo", "cispo", "sapo", "dppo")}
+CASES |= {name: Case(name, UNSCALED, IN_LOSS, [grpo_end]) for name in ("dr-grpo", "opo")}
+OTHERS = [PLAIN_K3, UNSCALED, partial(grpo_end, fewer=1), partial(grpo_end, size=8), HELD]
+CASES["grpo"] = Case("grpo", grpo_end, IN_LOSS, OTHERS)
+OF_MEANS = partial(whitened_end, 0.75**0.5), {"kl.loss_coef": DEAR}, [DEARLY, whitened_end]
+CASES["reinforce++-baseline"] = Case("reinforce++-baseline", *OF_MEANS)
+OF_RIGHT = partial(climbed, likelihood_of_right), IN_LOSS, [grpo_end]
+CASES["maxrl"] = Case("maxrl", *OF_RIGHT, rewards=(REWARDS > 0.5).double())
+TOLD, BEHIND = (partial(spoken, begun(), prompt) for prompt in ([5, *PROMPT], [*PROMPT, 5]))
+CASES["distill"] = Case("distill", TOLD, {"teacher.hint": lambda rollout: [5]}, [lambda: REFERENCE, BEHIND], steps=32)
+BEST = {"kl.loss_coef": DEAR, "learner.select": "top:75%"}
+CASES["rejection"] = Case("rejection", partial(rejection_end, 0.75), BEST, [partial(rejection_end, 0.5), DEARLY, HELD])
+SOFT = {"advantage.shape": (0.0, 1.0, 0.0, SHARP), "target.rate": 0.2}
+FREE, TWICE = ((sharp * REWARDS).softmax(0) for sharp in (SHARP, 2 * SHARP))
+NEAR_REFERENCE = partial(tilted, 1 / SHARP)
+CASES["soft_q"] = Case("soft_q", lambda: FREE, SOFT | {"reference": None}, [lambda: TWICE, NEAR_REFERENCE], steps=96)
+CASES["soft_q, reference"] = Case("soft_q", NEAR_REFERENCE, SOFT, [lambda: FREE], steps=96)
 
 
 def reached(case: Case) -> Tensor:
@@ -280,8 +232,3 @@ def test_every_row_of_the_table_has_an_end():
 
 WITHOUT = {"decision", "ilql", "dpo", "online-dpo", "kto", "reward-model", "outcome-critic"}
 """They imitate what is asked of them or what a player said, or follow labels: where they end depends on the replies."""
-
-
-def test_without_a_scale_grpo_ends_as_if_kl_were_dearer():
-    """Each reply is among those that it is compared with, so n - 1 of n parts of the reward are left; by formula."""
-    assert apart(grpo_end(scale=False), tilted(LOSS_PRICE * GROUP / (GROUP - 1))) < 1e-9

@@ -52,12 +52,6 @@ def test_each_minibatch_has_its_own_denominator_and_whitening():
             assert gap(gradient, truth(policy, order[3 * k : 3 * k + 3], "token", whitened=True)) < 1e-5
 
 
-def test_the_order_of_rows_does_not_change_the_gradient():
-    policy = made_policy()
-    (mine,), _ = caught(policy, batch_of([5, 0, 7, 2, 6, 1, 4, 3], policy), micro=42)
-    assert gap(mine, truth(policy, list(range(8)), "token")) < 1e-5
-
-
 # --- ranks ------------------------------------------------------------------------------------------------------------
 DEALT = {2: [[0, 1, 2, 3, 4, 5, 6], [7, 8]], 3: [[1, 3, 5, 6, 4, 8], [0, 7], [2]]}
 """Who holds which attempts: very unequal numbers of tokens."""

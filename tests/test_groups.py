@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from cases import cases, slow
+from cases import cases
 from toys import letters, lm
 
-from operant import Learner, OperantError, Policy, Task, diagnose, train
+from operant import Learner, OperantError, Policy, Task, diagnose
 from operant.api import runs
 from operant.objectives.groups import group_relative
 from operant.runs.config import configure
@@ -13,16 +13,6 @@ from operant.tools.report.diagnosis.history import History
 from operant.tools.report.diagnosis.rewards import no_advantage
 
 GIVEN = {"tasks": ["ab", "cde", "the end", "h"], "reward": "letters:a"}
-SMALL = {"steps": 2, "batch": 8, "probes": 0, "sampling.max_tokens": 4, "watch_every": 0}
-
-
-# --- defaults of a method's own ---------------------------------------------------------------------------------------
-@cases("grpo", slow("rloo"))
-def test_a_run_of_a_group_method_learns_by_default(algorithm, tmp_path):
-    known = {"tokenizer": letters(), "algorithm": algorithm, **GIVEN, **SMALL}
-    run = train(lm(vocab=40, spread=0.1), out=tmp_path / "run", **known)
-    assert run.config.train.samples > 1 and run.metrics[0]["policy/advantage_zero"] < 1
-    assert run.metrics[0]["policy/advantage_std"] > 0.1 and run.metrics[0]["update/grad_norm"] > 1e-3
 
 
 def test_a_recipes_options_of_another_method_are_left_out():

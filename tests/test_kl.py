@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from cases import cases, slow_but
+from expected_gradients import flat
 from rigs import Caught, gap
 from toys import bare_logprobs, lm
 
@@ -55,10 +56,6 @@ V, PROMPT, T = 6, [3, 4], 0.8
 
 def small(seed: int):
     return lm(vocab=V, seed=seed, spread=0.35)
-
-
-def flat(model) -> torch.Tensor:
-    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()])
 
 
 def true_gradient(kind: str) -> torch.Tensor:
@@ -122,15 +119,12 @@ def test_a_charge_in_the_reward_has_the_whole_gradient(kind):
 
 # --- the logged KL (test 11) ------------------------------------------------------------------------------------------
 def test_a_warning_names_what_makes_kl_negative():
+    with pytest.warns(UserWarning, match="top_k=4"):
+        Learner(lm(), top_k=4, truncation="stored")
     assert Sampling().warning() is None and Sampling(temperature=0.5, min_tokens=3).warning() is None
     for name, value in {"top_k": 2, "top_p": 0.6, "min_p": 0.5}.items():
         said = Sampling(**{name: value}).warning()
         assert f"{name}={value}" in said and "negative" in said
-
-
-def test_a_learner_with_truncated_sampling_warns_of_its_kl():
-    with pytest.warns(UserWarning, match="top_k=4"):
-        Learner(lm(), top_k=4, truncation="stored")
 
 
 KL_OF = {"k1": lambda d: d, "k2": lambda d: d**2 / 2, "k3": lambda d: (-d).exp() - 1 + d, "absolute": lambda d: d.abs()}

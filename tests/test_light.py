@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import cases
 from disks import quiet
-from rigs import state_of
+from rigs import alike, state_of
 from safetensors import safe_open
 from toys import lm
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -31,10 +31,6 @@ def inside(path):
 
 def weights(learner):
     return {name: p.detach().clone() for name, p in learner.policy.named_parameters()}
-
-
-def equal(a, b):
-    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def trained(*, steps=1, **options):
@@ -83,15 +79,15 @@ def test_weights_of_a_light_one_are_what_the_next_step_begins_from(options, tmp_
     """For bfloat16 weights the optimizer has float32 masters, which must not restore the old weights."""
     learner = trained(steps=2, **options)
     path, other = state_of(learner).save(tmp_path, 2, kind="light").path, trained(steps=0, **options)
-    assert not equal(weights(other), weights(learner))
+    assert not alike(weights(other), weights(learner))
     state_of(other).load(path, quiet, fresh_optimizer=True)
-    assert equal(weights(other), weights(learner))
+    assert alike(weights(other), weights(learner))
     for group in other.optimizer.param_groups:
         group["lr"] = 0.0
     for p in other.policy.trainable():
         p.grad = torch.zeros_like(p)
     other.optimizer.step()
-    assert equal(weights(other), weights(learner))
+    assert alike(weights(other), weights(learner))
 
 
 # --- the first schema -------------------------------------------------------------------------------------------------

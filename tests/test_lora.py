@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import cases
 from page_commands import snippets
-from rigs import alike, state_of
+from rigs import alike, scores, state_of
 from safetensors.torch import load_file, save_file
 from toys import letters, lm, on_disk
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, MixtralConfig, MixtralForCausalLM
@@ -49,11 +49,6 @@ def folders(tmp_path):
     model.peft_config["default"].lora_dropout = 0.1
     adapters.save(model, tmp_path / "adapter")
     return base, str(tmp_path / "adapter")
-
-
-def scores(policy):
-    with torch.no_grad():
-        return policy.forward(Batch.given([[3, 4, 5, 6], [7, 8]], [[9, 10], [11, 12]])).logprobs
 
 
 def test_experts_with_one_adapter_around_another_merge_to_what_they_compute():

@@ -7,7 +7,6 @@ gradient that a kernel spoils. What must not move is compared to the bit with a 
 import copy
 import dataclasses
 import functools
-import json
 import math
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ import torch
 from cases import cases, slow
 from rigs import alike, on_ranks, said
 from safetensors.torch import load_file
+from small_runs import told
 from toys import letters, lm
 
 from operant import Learner, OperantError, export
@@ -142,14 +142,9 @@ def test_later_in_an_update_the_optimizer_steps_before_it_stand():
     assert alike(spoilt.controller.state_dict(), whole.controller.state_dict())  # the replies were learnt from
 
 
-VARIANTS = {
-    "bf16": {"model.precision": "bfloat16"},
-    "trunk": {"model.train_layers": 1},
-    "lora": {"lora.rank": 2},
-    "8bit": {"optimizer.states": "8bit", "model.precision": "bfloat16"},
-    "critic": {"value.critic": "copy"},
-    "hint": {"algorithm": "distill", "teacher.hint": lambda rollout: [7]},
-}
+VARIANTS = {"bf16": {"model.precision": "bfloat16"}, "trunk": {"model.train_layers": 1}, "lora": {"lora.rank": 2}}
+VARIANTS |= {"8bit": {"optimizer.states": "8bit", "model.precision": "bfloat16"}, "critic": {"value.critic": "copy"}}
+VARIANTS |= {"hint": {"algorithm": "distill", "teacher.hint": lambda rollout: [7]}}
 
 
 @cases(*VARIANTS)
@@ -284,10 +279,6 @@ def test_a_damaged_bundle_is_refused_in_a_sentence(harm, bundle, tmp_path):
 # --- runs -------------------------------------------------------------------------------------------------------------
 SMALL = {"probes": 0, "batch": 4, "max_tokens": 6, "optimizer.lr": 1e-3, "checkpoint_minutes": 0.0}
 GIVEN = SMALL | {"tasks": ["ab", "c"], "reward": lambda rs: [float(len(r.reply)) for r in rs], "best": "reward/mean"}
-
-
-def told(path):
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def weights_on_disk(path):

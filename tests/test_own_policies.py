@@ -11,23 +11,13 @@ from cases import cases
 from torch import nn
 from toys import lm
 
-from operant import (
-    Completion,
-    Learner,
-    OperantError,
-    Outputs,
-    Policy,
-    PolicyBase,
-    Sampling,
-    ValueOptions,
-    load_policy,
-    train,
-)
+from operant import Completion, Learner, OperantError, Policy, PolicyBase, Sampling, ValueOptions, load_policy, train
 from operant.engines.transformers import OwnEngine
 from operant.models import base
 from operant.models.adapters import LoraOptions
 from operant.models.loading import export, load_own_weights
 from operant.sampling import uniforms
+from operant.types import Outputs
 
 V, WANTED = 6, 4
 PLAIN = {"algorithm": "rloo", "samples": 4, "batch": 16, "max_tokens": 3, "fixed_length": True, "kl.coef": 0.0}

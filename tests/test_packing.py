@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 import transformers as t
 from cases import cases
 from gradients import batch_of, caught
+from rigs import pushed_right
 from torch.nn.functional import pad
 from toys import SPECIAL, lm
 
-from operant import Batch, Learner, OperantError, Policy, Sampling, ValueOptions, load_policy
+from operant import Batch, OperantError, Policy, Sampling, ValueOptions, load_policy
 from operant.models import capabilities, kernels
 from operant.models.adapters import LoraOptions
 from operant.models.options import ModelOptions
@@ -95,13 +97,6 @@ def test_positions_begin_anew_with_each_row(config):
     torch.testing.assert_close(made(rows).logprobs, plain(rows).logprobs, atol=1e-5, rtol=0)
 
 
-def padded_left(rows: Batch) -> Batch:
-    lengths, width = rows.mask.sum(1).tolist(), rows.tokens.shape[1]
-    order = torch.tensor([[*range(n, width), *range(n)] for n in lengths])
-    moved = {name: getattr(rows, name).gather(1, order) for name in ("tokens", "mask", "actions", "turns", "rewards")}
-    return rows.with_(**moved | {"tokens": torch.where(moved["mask"], moved["tokens"], 17)})
-
-
 def silent(rows: Batch) -> Batch:
     """Row 1 has no action, and row 2 has actions only in its middle."""
     actions = rows.actions.clone()
@@ -109,7 +104,7 @@ def silent(rows: Batch) -> Batch:
     return rows.with_(actions=actions)
 
 
-@cases(padded_left, silent, lambda b: b.with_(actions=b.actions & False))
+@cases(partial(pushed_right, junk=17), silent, lambda b: b.with_(actions=b.actions & False))
 def test_odd_rows(change):
     """Batches with padding on the left, rows without actions, text after a reply, or no action at all."""
     rows = change(ragged())
@@ -162,21 +157,6 @@ def test_beside_an_adapter_and_against_a_reference():
         found.append({"kl": out.kl["reverse"].detach()} | gradients)
     assert found[0]["kl"].sum() > 0.1
     same(*found)
-
-
-@cases({}, {"model.train_layers": 1}, ids=str)
-def test_a_step_is_the_same_step(options):
-    """With unchanged weights, ratios are 1 and KL is 0; the trained weights agree as well."""
-    weights = []
-    for on in ("on", "off"):
-        options |= {"model.packing": on, "kl.coef": 0.1, "epochs": 2, "minibatch": 3, "watch_every": 0}
-        learner = Learner(lm("gpt2", 40).double(), **options, **{"optimizer.lr": 1e-3, "optimizer.eps": 1e-2})
-        replies = [[5 + i % 3 for i in range(n)] for n in (1, 9, 4, 12, 2, 7)]
-        metrics = learner.step([[3 + n] * (n + 1) for n in range(6)], replies, [float(i % 2) for i in range(6)])
-        assert metrics["rollout/logprob_gap"] < 1e-6 and abs(metrics["kl/per_reply"]) < 1e-6
-        assert learner.policy.modes.packed == (on == "on")
-        weights.append({n: p.detach().double() for n, p in learner.policy.named_parameters()})
-    same(*weights, 1e-5)
 
 
 @cases(("on", 1), ("off", 2))

@@ -5,9 +5,10 @@ from copy import deepcopy
 import pytest
 import torch
 from cases import cases
+from rigs import scores
 from toys import lm
 
-from operant import Batch, OperantError, Policy, ValueOptions
+from operant import OperantError, Policy, ValueOptions
 from operant.models.options import ModelOptions
 from operant.models.reference import PolicyCopy, fingerprint
 
@@ -23,11 +24,6 @@ def frozen_below(kind="gpt2", *, trained, **more):
     for name, p in model.named_parameters():
         p.requires_grad_(any(word in name for word in trained))
     return Policy(model, value=ValueOptions())
-
-
-def scores(policy):
-    with torch.no_grad():
-        return policy.forward(Batch.given([[3, 4, 5, 6], [7, 8]], [[9, 10], [11, 12]])).logprobs
 
 
 def move(policy):

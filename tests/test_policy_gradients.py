@@ -155,6 +155,7 @@ def test_a_mask_by_the_policy_itself_keeps_no_copy():
 def test_stop_tokens_and_a_least_number_of_tokens_stay():
     logits = torch.tensor([[5.0, 4.0, 0.0, -1.0, -9.0], [9.0, 0.0, -1.0, -2.0, -9.0]])
     tests = [({}, [[1, 1, 0, 0, 0], [1, 0, 0, 0, 0]]), ({"top_p_least": 3}, [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0]])]
-    tests += [({"keep_stops": True, "stop_tokens": (4,)}, [[1, 1, 0, 0, 1], [1, 0, 0, 0, 1]])]
+    stops = {"keep_stops": True, "stop_tokens": (4,)}
+    tests += [(stops, [[1, 1, 0, 0, 1], [1, 0, 0, 0, 1]]), (stops | {"top_k": 1}, [[1, 0, 0, 0, 0]] * 2)]  # greedy
     for options, kept in tests:
         assert Sampling(top_p=0.9, **options).kept(logits).int().tolist() == kept

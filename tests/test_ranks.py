@@ -138,18 +138,10 @@ def ranks_work(rank: int, world: int) -> dict:
     tally.extreme("clipped_max", UNEVEN[rank][0])
     mixed = weighted({"a": (lambda rs: [1.0 + r.group for r in rs], 0.7), "b": (lambda rs: [10.0] * len(rs), 0.3)})
     judged = judge(mixed, [said([5], [6], group=i) for i in DEALT[rank]])
-    return {
-        "white": white,
-        "moments": (moments.count, moments.mean, moments.var, moments.std),
-        "tally": distributed.pool(tally.merge(collect.of_judged(judged))).result(),
-        "used": judged.scores,
-        "learnt": learnt(DEALT[rank]),
-        "parts": learnt_in_parts(DEALT[rank]),
-        "probed": probed(),
-        "slowly": judged_slowly(),
-        "apart": probed_apart(rank),
-        "stopped": stopped(rank),
-    }
+    told = {"white": white, "moments": (moments.count, moments.mean, moments.var, moments.std), "used": judged.scores}
+    told |= {"tally": distributed.pool(tally.merge(collect.of_judged(judged))).result(), "learnt": learnt(DEALT[rank])}
+    told |= {"parts": learnt_in_parts(DEALT[rank]), "probed": probed()}
+    return told | {"slowly": judged_slowly(), "apart": probed_apart(rank), "stopped": stopped(rank)}
 
 
 @pytest.fixture(scope="module")

@@ -104,9 +104,10 @@ def test_ranks_draw_what_one_process_draws():
 
 
 def test_a_killed_run_resumes_bit_identically(tmp_path):
-    again, whole = stopped_and_whole(tmp_path, 1, tasks=PROMPTS, **GIVEN, redraw=2, steps=2)
-    assert same(again, whole) and all(m["rollout/redrawn"] for m in told(whole))
-    assert (tmp_path / "cut/log.txt").read_text(encoding="utf-8").count("redraw: ") == 2
+    again, whole = stopped_and_whole(tmp_path, 2, some_a, PROMPTS, **GIVEN, redraw=1, retire=0.2, steps=3)
+    assert same(again, whole) and told(whole)[1]["rollout/retired"] > 0
+    steps = sum(m["rollout/redrawn"] > 0 for m in told(whole))
+    assert (tmp_path / "cut/log.txt").read_text(encoding="utf-8").count("redraw: ") == steps > 0
 
 
 def test_prompts_that_are_solved_come_no_more():
@@ -126,11 +127,6 @@ def test_prompts_that_are_solved_come_no_more():
     assert other.take(9) == run.order.take(9) and "retired" not in Order(8).state_dict()
     everything = parts(lambda rollouts: [1.0] * len(rollouts))
     assert [everything.play_and_score(train)[2]["rollout/retired"] for _ in range(5)] == [3, 5, 5, 5, 5]
-
-
-def test_retired_prompts_stay_retired_in_a_resumed_run(tmp_path):
-    _, whole = stopped_and_whole(tmp_path, 2, some_a, PROMPTS, **GIVEN, redraw=1, retire=0.2, steps=3)
-    assert told(whole)[1]["rollout/retired"] > 0
 
 
 def test_dapo_draws_again_and_grpo_does_not():

@@ -9,7 +9,6 @@ from toys import lm
 
 from operant import Learner, Outputs
 from operant.objectives import losses
-from operant.objectives.groups import with_groups
 from operant.rollouts.collate import collate
 from operant.runs.config import configure
 from operant.training.update import weighted
@@ -41,17 +40,6 @@ def test_the_gradient_is_that_of_the_named_mean(algorithm, per):
     shares = SHARES[per or OWN[algorithm]]  # the ratio is 1, so the slope of a token is minus its advantage
     expected = [-gain * share * n for gain, share, n in zip(GAINS, shares, LENGTHS, strict=True)]
     assert summed.tolist() == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_deviation_of_the_batch_is_around_the_means_of_groups():
-    rows = batch()
-    last = rows.actions.cumsum(1) == rows.actions.sum(1, keepdim=True)
-    rows = rows.with_(rewards=torch.where(last & rows.actions, torch.tensor(GAINS)[:, None], 0.0))
-    gaps = [1.15, -1.15, 0.6 - 1.6 / 3, 2.0 - 1.6 / 3, -1.0 - 1.6 / 3]
-    spread = (sum(x * x for x in gaps) / 5) ** 0.5
-    found = with_groups(rows, deviation="batch").advantages[:, 1]
-    assert found.tolist() == pytest.approx([x / spread for x in gaps], abs=1e-5)
-    assert with_groups(rows, deviation="batch", scale=False).advantages[:, 1].tolist() == pytest.approx(gaps)
 
 
 def test_groups_with_equal_rewards_are_left_out_unless_all_are():

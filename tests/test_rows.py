@@ -8,7 +8,7 @@ import pytest
 import torch
 from toys import letters, lm
 
-from operant import Batch, Learner, Outputs, Policy, Rollout, Sampling, Task, Turn, ValueOptions, train
+from operant import Batch, Learner, Outputs, Policy, Rollout, Sampling, Task, Turn, ValueOptions
 from operant.algorithms import find
 from operant.data.demonstrations import Demonstrations
 from operant.objectives.kl import KLOptions
@@ -95,21 +95,6 @@ def test_a_row_reads_a_target_network_with_its_values():
         assert (seen["target_values"].abs().max() > 0) == (version > 0), "the value head begins at 0"
 
 
-def test_a_mask_reaches_the_engine():
-    masked = replace(find("ppo"), copies={"reference": "frozen", "mask": ("every", 2)}, options=("mask",))
-    learner = Learner(lm(), algorithm=masked, **PLAIN, top_p=0.6, truncation="stored", lr=0.1)
-    for step in range(3):
-        mask = learner.copies["mask"].policy
-        assert learner.engine.mask_model is mask
-        replies = learner.generate([[4, 9], [5]])
-        turn = replies[0].turns[0]
-        with torch.no_grad():
-            logits = mask.model(torch.tensor([turn.prompt])).logits[0, -1]
-        probs, order = logits.softmax(0).sort(descending=True)
-        assert set(turn.allowed[0]) == set(order[: int((probs.cumsum(0) < 0.6).sum()) + 1].tolist()), step
-        learner.step(replies, [1.0, -1.0])
-
-
 def test_units_by_hand():
     def rollout(group, *turns):
         made = [Turn(prompt, action, logprobs=[-1.0] * len(action), reward=0.0) for prompt, action in turns]
@@ -121,18 +106,6 @@ def test_units_by_hand():
     assert units(joined) == [[0], [1], [2], [3]] and units(apart) == [[0, 1], [2], [3], [4]]
     assert units(apart, "turn") == [[0], [1], [2], [3], [4]] and units(joined, "pair") == [[0, 1], [2, 3]]
     assert units(apart, "group") == [[0, 1, 3], [2, 4]]
-
-
-def test_a_run_of_two_sources_logs_them_apart_and_resumes(tmp_path):
-    rows = [{"prompt": word, "completion": "ab"} for word in ["abc", "bcd", "cde", "def"]]
-    given = {"tasks": rows, "reward": lambda rs: [float(len(r.reply)) for r in rs], "algorithm": PTX, "batch": 4}
-    given |= {"max_tokens": 2, "epochs": 1, "probes": 0, "evaluate": rows[:1], "tokenizer": letters()}
-    whole = train(lm(), out=tmp_path / "whole", steps=2, **given)
-    train(lm(), out=tmp_path / "half", steps=1, **given)
-    half = train(lm(), out=tmp_path / "half", steps=2, resume=True, **given)
-    names = ("given/count", "given/loss", "rollout/count", "reward/mean", "kl/per_reply", "loss/total")
-    assert [half.metrics[1][n] for n in names] == [whole.metrics[1][n] for n in names]
-    assert whole.metrics[0]["given/count"] == 4 and whole.metrics[0]["rollout/count"] == 4
 
 
 @pytest.mark.parametrize("unit, base, steps", [("turn", "ppo", 9), ("episode", "ppo", 3), ("group", "rloo", 2)])

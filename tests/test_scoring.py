@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import cases
-from rigs import gap, said, wider
+from rigs import gap, pushed_right, said, wider
 from toys import CAUSAL, SPECIAL, bare_logprobs, lm, says
 
-from operant import Batch, Learner, OperantError, Policy, Task, ValueOptions
+from operant import Learner, OperantError, Policy, Task, ValueOptions
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.engine import NativeEngine
 from operant.envs import SingleTurn
@@ -24,14 +24,6 @@ from operant.sampling import Sampling, uniforms
 EOS = SPECIAL["eos_token_id"]
 TURNS = [([5, 6, 7], [8, 2, 9, 4]), ([4], [7, 7]), ([9, 3, 3, 3, 11, 3, 12], [6, 10, 2]), ([1, 19], [18] * 9)]
 PROMPTS = [prompt for prompt, _ in TURNS]
-
-
-def pushed_right(batch: Batch, junk: int) -> Batch:
-    """The same rows padded on the left with `junk`."""
-    width = batch.tokens.shape[1]
-    places = (torch.arange(width) - (width - batch.mask.sum(1))[:, None]) % width
-    moved = {n: getattr(batch, n).gather(1, places) for n in ("tokens", "mask", "actions", "turns", "rewards")}
-    return batch.with_(**moved | {"tokens": torch.where(moved["mask"], moved["tokens"], junk)})
 
 
 def bare_values(policy: Policy, prompt, action) -> torch.Tensor:

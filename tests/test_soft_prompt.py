@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import cases, slow
+from cases import cases
 from page_commands import snippets
 from safetensors.torch import load_file, save_file
 from small_runs import count_a, killed, same
@@ -120,31 +120,6 @@ def test_turns_and_choices_go_on_behind_it(kind, remembers):
             assert (engine.kept is not None and len(engine.kept) > 0) == (remembers and kind != "t5")
 
 
-@cases("gpt2", slow("t5"))
-def test_it_learns_under_ppo(kind):
-    """The optimum is the one token that is paid; ratios are 1 before each update, and the KL is 0 before the first."""
-    model = lm(kind, 12, spread=0.5 if kind == "t5" else 0.2)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.mul_(40 if "EncDecAttention.o" in name else 1)  # a random decoder hardly heeds its source
-    options = {"kl.loss_coef": 1e-6, "max_tokens": 1, "fixed_length": True, "optimizer.lr": 0.1, "kl.coef": 0.0}
-    learner, prompts = Learner(model, **options, **{"soft_prompt.tokens": 4}), [[3, 4], [5]]
-    policy, first = learner.policy, vectors_of(learner.policy).detach().clone()
-    frozen = {name: p.clone() for name, p in policy.named_parameters() if not p.requires_grad}
-    told = []
-    for _ in range(12):
-        replies = learner.generate(prompts * 16)
-        assert all(r.turns[0].prompt in prompts for r in replies)
-        told.append(learner.step(replies, [float(r.ids == [7]) for r in replies]))
-    assert max(metrics["rollout/logprob_gap"] for metrics in told) < 1e-5
-    assert abs(told[0]["kl/per_reply"]) < 1e-6 < told[-1]["kl/per_reply"]
-    assert told[0]["reward/mean"] < 0.3 and told[-1]["reward/mean"] > 0.9
-    assert all(torch.equal(p, frozen[n]) for n, p in policy.named_parameters() if n in frozen)
-    assert torch.equal(vectors_of(learner.reference.policy), first) and not torch.equal(vectors_of(policy), first)
-    assert policy.vocabulary == 12 and policy.head.weight.shape[0] == 12
-    assert sum(p.numel() for p in policy.model.parameters() if p.requires_grad) == 4 * 32
-
-
 # --- how it begins, and how much room it takes ------------------------------------------------------------------------
 def test_what_it_begins_as():
     model, tokenizer = lm("gpt2", len(letters())), letters()
@@ -216,7 +191,11 @@ def test_peft_reads_what_is_exported_and_the_policy_goes_on(kind, tmp_path):
 
     lm(kind, V).save_pretrained(tmp_path / "base")
     learner = Learner(str(tmp_path / "base"), **SOFT, **{"value.critic": "copy", "optimizer.lr": 3e-2})
-    learner.step(*ROWS, [1.0, -1.0, 0.0])
+    policy, first = learner.policy, vectors_of(learner.policy).detach().clone()
+    frozen = {name: p.clone() for name, p in policy.named_parameters() if not p.requires_grad}
+    kl = [learner.step(*ROWS, [1.0, -1.0, 0.0])["kl/per_reply"] for _ in range(2)]
+    assert abs(kl[0]) < 1e-6 < abs(kl[1]) and all(torch.equal(p, policy.get_parameter(n)) for n, p in frozen.items())
+    assert torch.equal(vectors_of(learner.reference.policy), first) and not torch.equal(vectors_of(policy), first)
     export(learner.policy, tmp_path / "out")
     assert agree(learner.policy, PeftModel.from_pretrained(lm(kind, V), str(tmp_path / "out")))
     config = json.loads((tmp_path / "out/adapter_config.json").read_text(encoding="utf-8"))

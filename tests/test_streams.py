@@ -6,6 +6,7 @@ The counter is written out here with Python's whole numbers, from Steele et al. 
 from dataclasses import fields
 from hashlib import blake2b
 
+import torch
 from cases import cases
 from toys import letters, lm
 
@@ -45,6 +46,15 @@ def test_a_reply_has_the_numbers_of_its_seed_stream_step_task_sample_and_turn():
     assert task_key(3, "probe", 5, "imdb/17") == counted(3, 3, 0, "imdb/17", 0, 0)
     assert len(set(STREAMS.values())) == len(STREAMS)
     assert uniforms([7], 9).item() == (mixed(7 ^ mixed(9)) >> 11) * 2.0**-53
+
+
+def test_uniforms_are_even_and_independent_of_place_and_key():
+    keys = [task_key(0, "train", 0, f"t{i}") for i in range(2000)]
+    x = torch.stack([uniforms(keys, place) for place in range(8)], 1)
+    assert float(x.min()) >= 0 and float(x.max()) < 1 and abs(float(x.mean()) - 0.5) < 4 / (12 * x.numel()) ** 0.5
+    assert float(((torch.histc(x.float(), 20, 0, 1) - 800) ** 2 / 800).sum()) < 19 + 4 * 38**0.5
+    assert float((torch.corrcoef(x.T) - torch.eye(8)).abs().max()) < 4 / 2000**0.5
+    assert abs(float(torch.corrcoef(torch.stack([x[1:, 0], x[:-1, 0]]))[0, 1])) < 4 / 2000**0.5
 
 
 def test_tasks_come_in_the_order_that_they_came_in():

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 from cases import cases
-from toys import bare_logprobs, letters, lm, on_disk
+from toys import bare_logprobs, ids, letters, lm, on_disk
 
 from operant import Learner, OperantError, Rollout, Task, Turn, diagnose, train
 from operant.data import DataOptions, load_tasks
@@ -21,10 +21,6 @@ CHAT = (
 STOP = 2
 
 
-def ids(text):
-    return letters()(text, add_special_tokens=False)["input_ids"]
-
-
 def turns(row, *, tokenizer=None, **options):
     tokenizer = tokenizer or letters()
     (task,) = load_tasks([row], tokenizer, DataOptions(**options), with_replies=True)
@@ -33,12 +29,8 @@ def turns(row, *, tokenizer=None, **options):
     return [(turn.prompt, turn.action) for turn in rollout.turns]
 
 
-TALK = [
-    {"role": "user", "content": "hi"},
-    {"role": "assistant", "content": "ab"},
-    {"role": "user", "content": "go"},
-    {"role": "assistant", "content": "cd"},
-]
+SPOKEN = zip(("user", "assistant") * 2, ("hi", "ab", "go", "cd"))
+TALK = [{"role": role, "content": said} for role, said in SPOKEN]
 
 
 def test_rows_of_every_form_by_hand():
@@ -70,10 +62,7 @@ def test_rows_of_every_form_by_hand():
     ({"messages": TALK[1:2]}, r"no message stands before the answer"),
     (Task("mine", "x"), r"the task 'mine' has no replies"),
     ({"messages": [*TALK[:1], {"role": "assistant", "content": None}]}, r"messages with role and content as text"),
-    (
-        {"messages": [*TALK[:1], {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}]},
-        r"messages with role and content as text",
-    ),
+    ({"messages": [*TALK[:1], {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}]}, "content as text"),
     ({"prompt": TALK[:1], "completion": TALK[:1]}, r"the reply has no message with role 'assistant'"),
     ({"prompt": TALK[:1], "replies": [TALK[:1]]}, r"task '[^']+': the reply has no message with role 'assistant'"),
 )
@@ -185,10 +174,7 @@ def test_rows_that_are_learnt_by_heart_are_a_finding(files, tmp_path):
     ({"query_tokens": 5}, "demonstrations need their whole prompts"),
     ({"reference": "builtin:reviews-lm"}, "algorithm sft has no reference; leave"),
     ({"data.loss_on": "some"}, "replies or all"),
-    (
-        {"loss_on": "all", "algorithm": "ppo", "reward": len},
-        "algorithm ppo learns from replies that the policy generates",
-    ),
+    ({"loss_on": "all", "algorithm": "ppo", "reward": len}, "ppo learns from replies that the policy generates"),
 )
 def test_what_does_not_go_with_given_replies_is_refused(given, message, files, tmp_path):
     usual = {"policy": str(files / "model"), "algorithm": "sft", "out": tmp_path / "run"}

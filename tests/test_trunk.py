@@ -43,6 +43,7 @@ def batch() -> Batch:
 
 @cases(*slow_but(DAILY, MODELS))
 def test_starting_from_cached_states_is_the_whole_model(name):
+    """And neither blocks below, embeddings nor the head are trained."""
     made, rows = policy(name, train_layers=2), batch()
     cached = rows.with_(states=made.trunk_states(rows))
     results = []
@@ -54,25 +55,11 @@ def test_starting_from_cached_states_is_the_whole_model(name):
     (whole, slow), (part, fast) = results
     torch.testing.assert_close(part.logprobs, whole.logprobs, atol=1e-6, rtol=0)
     torch.testing.assert_close(part.values, whole.values, atol=1e-6, rtol=0)
-    assert set(slow) == set(fast) and len(fast) > 10
+    below = {id(p) for block in made.trunk.stack[:2] for p in block.parameters()}
+    below |= {id(made.model.get_input_embeddings().weight), id(made.head.weight)}
+    assert set(slow) == set(fast) and len(fast) > 10 and not below & {*map(id, made.trainable())}
     for n in slow:
         torch.testing.assert_close(fast[n], slow[n], atol=1e-6, rtol=1e-5)
-
-
-@cases(*slow_but(DAILY, MODELS))
-def test_what_is_below_never_moves_and_what_is_above_does(name):
-    made, rows = policy(name, train_layers=2), batch()
-    before = {n: p.detach().clone() for n, p in made.named_parameters()}
-    optimizer = torch.optim.SGD(made.trainable(), lr=0.1)
-    made(rows).logprobs.sum().backward()
-    optimizer.step()
-    moved = {n for n, p in made.named_parameters() if not torch.equal(p, before[n])}
-    stack = made.trunk.stack
-    upper = {id(p) for b in stack[2:] for p in b.parameters()}
-    lower = {id(p) for b in stack[:2] for p in b.parameters()} | {id(made.model.get_input_embeddings().weight)}
-    ids = {n: id(p) for n, p in made.named_parameters()}
-    assert not [n for n in moved if ids[n] in lower] and len([n for n in moved if ids[n] in upper]) > 4
-    assert id(made.head.weight) not in {ids[n] for n in moved}
 
 
 def test_the_lower_blocks_do_not_run():

@@ -42,29 +42,32 @@ def by_turn(batch: Batch, x: torch.Tensor, episode: int = 0) -> list[list[float]
 RATES = {"gamma": 0.5, "turn_gamma": 0.6, "lam": 0.9, "turn_lam": 0.5, "whiten_scope": "none"}
 
 
-def by_definition(rollout: Rollout, level: str, rates, after: float) -> list[float]:
-    """The advantage of each trained turn in plain Python, as a sum of deltas over all later turns."""
-    between = rates["gamma"] * rates["turn_gamma"]
-    rewards, values, discounts = [], [], []
+def by_definition(rollout: Rollout, level: str, rates, after: float) -> tuple[list[float], list[float]]:
+    """Advantages and returns of each trained turn, or each of its tokens, in plain Python: sums of all later deltas."""
+    gamma, between = rates["gamma"], rates["gamma"] * rates["turn_gamma"]
+    rewards, values, discounts, decays = [], [], [], []
     for turn in rollout.turns:
         if turn.trained:
-            n = len(turn.action)
-            rewards.append(turn.reward * rates["gamma"] ** (n - 1))
-            values.append(turn.values[0] if level == "turn_first" else sum(turn.values) / n)
-            discounts.append(between)
-            last, skipped = n, 0
+            n = len(turn.action) - 1
+            shared, skipped = 1.0 if level == "token" else gamma**n, 0
+            by_level = {"turn_first": turn.values[:1], "turn_mean": [sum(turn.values) / (n + 1)]}
+            new = by_level.get(level, turn.values)
+            values += new
+            rewards += [0.0] * (len(new) - 1) + [turn.reward * shared]
+            discounts += [gamma] * (len(new) - 1) + [between]
+            decays += [gamma * rates["lam"]] * (len(new) - 1) + [between * rates["turn_lam"]]
         elif rewards:
             skipped += 1
-            rewards[-1] += turn.reward * between**skipped * rates["gamma"] ** (last - 1)
-            discounts[-1] *= between
+            rewards[-1] += turn.reward * between**skipped * shared
+            discounts[-1], decays[-1] = discounts[-1] * between, decays[-1] * between
     deltas = [r + d * v1 - v for r, d, v1, v in zip(rewards, discounts, [*values[1:], after], values, strict=True)]
     out = []
     for k in range(len(deltas)):
         weight, total = 1.0, 0.0
         for j in range(k, len(deltas)):
-            total, weight = total + weight * deltas[j], weight * discounts[j] * rates["turn_lam"]
+            total, weight = total + weight * deltas[j], weight * decays[j]
         out.append(total)
-    return out
+    return out, [a + v for a, v in zip(out, values, strict=True)]
 
 
 def drawn_games(seed: int) -> list[Rollout]:
@@ -92,13 +95,17 @@ def test_advantages_are_those_of_the_definition(level, seed):
     )
     assert len(rows) > len(done) == 5
     for episode, rollout in enumerate(games):
-        for name in ("returns", "advantages"):
-            mine = by_turn(done, getattr(done, name), episode)
+        trained = [turn for turn in rollout.turns if turn.trained]
+        truth = by_definition(rollout, level, RATES, 0.7 * (episode % 2))
+        for name, each in zip(("advantages", "returns"), truth, strict=True):
+            mine, left = by_turn(done, getattr(done, name), episode), iter(each)
             assert by_turn(rows, getattr(rows, name), episode) == [pytest.approx(turn, abs=1e-6) for turn in mine]
-        if level != "token":
-            truth = by_definition(rollout, level, RATES, 0.7 * (episode % 2))
-            lengths = [len(turn.action) for turn in rollout.turns if turn.trained]
-            assert mine == [pytest.approx([a] * n, abs=1e-5) for a, n in zip(truth, lengths, strict=True)]
+            if level != "token":
+                left = iter([x for turn, x in zip(trained, each, strict=True) for _ in turn.action])
+            assert mine == [pytest.approx([next(left) for _ in turn.action], abs=1e-5) for turn in trained]
+        # A later turn sees the untrained one: the row is its prompt and its reply.
+        assert done.tokens[episode][done.mask[episode]].tolist() == trained[-1].prompt + trained[-1].action
+        assert done.tokens[episode][done.actions[episode]].tolist() == [x for turn in trained for x in turn.action]
 
 
 def test_the_gradient_of_a_kl_charge_is_discounted():

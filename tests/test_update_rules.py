@@ -140,10 +140,7 @@ def of(parameters):
 
 
 @cases(
-    (
-        lambda p: {"optimizer": of, "optimizer.lr": 1e-5},
-        "optimizer.lr=1e-05 beside an optimizer: the optimizer is your",
-    ),
+    (lambda p: {"optimizer": of, "optimizer.lr": 1e-5}, "optimizer.lr=1e-05 beside an optimizer: the optimizer is"),
     (lambda p: {"optimizer": of, "optimizer.kind": "sgd"}, "kind=sgd beside an optimizer of your own"),
     (lambda p: {"lr_scheduler": halved}, "lr_scheduler without optimizer"),
     (lambda p: {"optimizer": 3}, "optimizer=3 is of type int: pass a torch.optim.Optimizer, or a function"),

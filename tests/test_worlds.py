@@ -416,49 +416,8 @@ def test_a_first_prompt_that_does_not_fit_names_its_task():
         learner.play(TASKS[:1])
 
 
-def episode(*turns, end="world", following=None):
-    """Turns of (tokens, reward, trained), each value 0.5, in one row; the world appends one token after each reply."""
-    prompt, made = [4], []
-    for tokens, reward, trained in turns:
-        action = list(range(5, 5 + tokens))
-        known = {"logprobs": [-1.0] * tokens, "values": [0.5] * tokens}
-        made.append(Turn(prompt, action, reward=reward, trained=trained, **known))
-        prompt = prompt + action + [30]
-    return Rollout(Task("t", "x"), 0, made, [""] * len(made), end, following=following)
-
-
 D = 0.9 * 0.5
 """The discount between turns: gamma 0.9, turn_gamma 0.5."""
-CREDIT = {
-    # name: (turns, returns of the trained actions with lambda 1, by hand; the value after the episode is 2 if cut)
-    "all": ([(2, 1.0, True), (1, 2.0, True)], "world", [0.9 * (1 + D * 2), 1 + D * 2, 2]),
-    "first": ([(3, 8.0, False), (2, 1.0, True), (1, 2.0, True)], "world", [0.9 * (1 + D * 2), 1 + D * 2, 2]),
-    "middle": ([(2, 1.0, True), (3, 4.0, False), (1, 2.0, True)], "world",
-               [0.9 * (1 + D * 4 + D**2 * 2), 1 + D * 4 + D**2 * 2, 2]),
-    "two": ([(1, 1.0, True), (3, 4.0, False), (1, 8.0, False), (1, 2.0, True)], "world",
-            [1 + D * 4 + D**2 * 8 + D**3 * 2, 2]),
-    "last": ([(2, 1.0, True), (3, 4.0, False)], "world", [0.9 * (1 + D * 4), 1 + D * 4]),
-    "last, cut": ([(1, 1.0, True), (3, 4.0, False)], "cut", [1 + D * 4 + D**2 * 2]),
-    "cut": ([(1, 1.0, True)], "cut", [1 + D * 2]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CREDIT)
-def test_the_return_of_turns_around_one_that_is_not_trained(name):
-    turns, end, returns = CREDIT[name]
-    batch = collate([episode(*turns, end=end)], [0.0], turn_discount=D)
-    batch = batch.with_(bootstrap=torch.tensor([2.0 if end == "cut" else 0.0]))
-    credited = with_gae(batch, gamma=0.9, turn_gamma=0.5, lam=1.0, whiten_scope="none")
-    assert credited.returns[batch.actions].tolist() == pytest.approx(returns, abs=1e-6)
-    assert credited.advantages[batch.actions].tolist() == pytest.approx([r - 0.5 for r in returns], abs=1e-6)
-    one = with_gae(batch, gamma=0.9, turn_gamma=0.5, lam=0.0, whiten_scope="none")
-    if name == "middle":  # one step: the skipped turn's reward, then the value of the next trained turn
-        assert one.advantages[batch.actions][1].item() == pytest.approx(1 + D * 4 + D**2 * 0.5 - 0.5, abs=1e-6)
-    tokens = [t.action for t, (_, _, trained) in zip(episode(*turns).turns, turns, strict=True) if trained]
-    assert batch.tokens[batch.actions].tolist() == [token for action in tokens for token in action]
-    # A later turn sees the untrained one: the row is its prompt and its reply.
-    last = [t for t in episode(*turns).turns if t.trained][-1]
-    assert batch.tokens[0].tolist() == last.prompt + last.action
 
 
 def test_a_choice_before_an_untrained_turn_is_discounted_once():

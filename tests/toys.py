@@ -52,6 +52,11 @@ def letters(template: str | None = None) -> t.PreTrainedTokenizerFast:
     )
 
 
+def ids(text: str) -> list[int]:
+    """The tokens of letters of a text, without those that begin or end one."""
+    return letters()(text, add_special_tokens=False)["input_ids"]
+
+
 def on_disk(folder, model, tokenizer=None) -> str:
     """Write a model with its tokenizer, or that of letters, into a folder; returns the folder's path."""
     for part in (model, tokenizer or letters()):
