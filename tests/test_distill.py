@@ -253,6 +253,16 @@ def test_a_run_without_a_reward_plays_a_world_and_resumes(tmp_path):
     assert same(train(lm(vocab=40), out=tmp_path / "half", steps=2, resume=True, **given), whole)
 
 
+def test_a_reward_is_measured_and_not_trained_on():
+    ends = []
+    for scores in ([1.0, 0.0, 0.5, 0.25], [0.0, 1.0, 0.0, 1.0], None):
+        learner = Learner(lm(), algorithm="distill", lr=1e-2, max_tokens=3, **{"teacher.hint": lambda r: [7]})
+        metrics = learner.learn(learner.generate([[3], [4], [5], [6]]), scores)
+        assert metrics.get("reward/mean") == (None if scores is None else sum(scores) / 4)
+        ends.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
+    assert torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2])
+
+
 def test_rows_of_the_teacher_follow_those_of_the_batch():
     """Cut to some rows, the actions of both are the same tokens in the same order."""
     made = with_hints(EPISODES, [None] * 3, None, TeacherOptions(hint=lambda r: HINTS[EPISODES.index(r)]))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from toys import letters, lm
 
-from operant import Batch, Learner, Outputs, Policy, Rollout, Sampling, Task, Turn, ValueOptions
+from operant import Batch, Learner, Outputs, Policy, Rollout, Sampling, Task, Turn, ValueOptions, train
 from operant.algorithms import find
 from operant.data.demonstrations import Demonstrations
 from operant.objectives.kl import KLOptions
@@ -116,3 +116,15 @@ def test_minibatches_are_cut_by_unit(unit, base, steps):
     learner = Learner(lm(), tokenizer=letters(), algorithm=method, env=Guess("z", 3), **options)
     metrics = learner.learn(learner.play([Task(f"t/{i // 2}", "ab") for i in range(6)]), [float(i) for i in range(6)])
     assert metrics["update/steps"] == steps and metrics["rollout/turns"] == 3 and metrics["rollout/logprob_gap"] < 1e-4
+
+
+def test_a_run_of_two_sources_logs_them_apart_and_resumes(tmp_path):
+    rows = [{"prompt": word, "completion": "ab"} for word in ["abc", "bcd", "cde", "def"]]
+    given = {"tasks": rows, "reward": lambda rs: [float(len(r.reply)) for r in rs], "algorithm": PTX, "batch": 4}
+    given |= {"max_tokens": 2, "epochs": 1, "probes": 0, "evaluate": rows[:1], "tokenizer": letters()}
+    whole = train(lm(), out=tmp_path / "whole", steps=2, **given)
+    train(lm(), out=tmp_path / "half", steps=1, **given)
+    half = train(lm(), out=tmp_path / "half", steps=2, resume=True, **given)
+    names = ("given/count", "given/loss", "rollout/count", "reward/mean", "kl/per_reply", "loss/total")
+    assert [half.metrics[1][n] for n in names] == [whole.metrics[1][n] for n in names]
+    assert whole.metrics[0]["given/count"] == 4 and whole.metrics[0]["rollout/count"] == 4
