@@ -97,6 +97,11 @@ def test_annotations_and_other_uses_of_the_classes():
     assert "        # operant: operant.train above has trained to the end\n        pass\n" in new
 
 
+def test_arguments_whose_order_has_changed_are_left_out_with_a_comment():
+    new = moved("from trl import KTOTrainer\nKTOTrainer(model, None, args, rows, held_out).train()")
+    assert "# operant: arguments behind args without a name are left out" in new and "rows" not in new, new
+
+
 def test_a_configuration_from_a_command_line_is_read_as_it_is():
     new = moved(
         "import trl\nfrom trl import GRPOConfig, GRPOTrainer, TrlParser\n"

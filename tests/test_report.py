@@ -240,12 +240,7 @@ def test_penalty_and_return_are_drawn_in_units_of_the_reward(tmp_path):
     assert values["reward/return"] == [-0.8, -0.8]
 
 
-@cases(
-    {"normalise": False},
-    {"normalise": True, "clip": 3.0},
-    {"scale": True, "missing_stop": 0.0},
-    {"scale": True, "truncate_token": 0},
-)
+@cases({"normalise": False}, *({"scale": True, name: 0} for name in ("clip", "missing_stop", "truncate_token")))
 def test_scores_that_are_not_scaled_or_also_altered_stay_in_their_own_units(score, tmp_path):
     data = run_report.page_data(logged(tmp_path / "x", SCALED, config={"score": score}))
     assert not [name for name in data["curves"]["values"] if name.endswith(run_report.IN_REWARD_UNITS)]
