@@ -8,8 +8,9 @@ from cases import cases
 from toys import letters, lm
 
 from operant import Learner, machine
-from operant.metrics.collect import of_texts, query_share, top_word
+from operant.metrics.collect import of_texts, query_share
 from operant.models.model_passes import passes
+from operant.rewards.words import top_word
 from operant.tools.report.diagnosis import latest
 
 

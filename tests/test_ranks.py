@@ -117,8 +117,7 @@ def stopped(rank: int) -> list[str]:
 
 
 def probed_apart(rank: int) -> list[float]:
-    """The scored tokens of each reply where each rank has a server of its own, whose replies differ; and the ranks'
-    number after a reward that scores the replies of one rank alone."""
+    """Scored tokens of replies that differ between ranks; the ranks' number after a reward of one rank's alone."""
     learner, tasks = Learner(lm(), max_tokens=4 + rank, fixed_length=True), [Task("a", [5, 6]), Task("b", [7])]
     rows, _ = Probes(learner, tasks, lambda rs: [[1.0] * r.count for r in rs]).ask()
     Probes(learner, tasks, lambda rs: [1.0 if r.count > 4 else None for r in rs]).ask()
