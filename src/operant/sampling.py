@@ -445,7 +445,7 @@ def render(
 
 
 class PlainTokenizer:
-    """What some tokenizers lack, as it is without it."""
+    """Parts that some tokenizers lack, with the values that then hold."""
 
     all_special_ids: Sequence[int] = ()
     backend_tokenizer: Any = None

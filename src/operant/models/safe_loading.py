@@ -27,7 +27,7 @@ HERE: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 
 
 class LanguageModel(nn.Module):
-    """What transformers' models have beside `nn.Module`, for annotations, and what holds where one lacks it."""
+    """What transformers' models have beside `nn.Module`, with the values that hold where one lacks a part."""
 
     config: Any = None
     generation_config: Any = None
@@ -46,7 +46,7 @@ class LanguageModel(nn.Module):
 
 
 class PlainConfig:
-    """What some configs of transformers lack, as it is without it."""
+    """Parts that some configs of transformers lack, with the values that then hold."""
 
     architectures: list[str] | None = None
     auto_map: Mapping[str, str] | None = None
