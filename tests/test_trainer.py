@@ -136,8 +136,8 @@ def test_observers_are_called_and_one_that_raises_is_logged(tmp_path, way, capsy
     assert told_of == ["operant: the broken one failed: ValueError: no start (later failures are in log.txt alone)"]
 
 
-@pytest.mark.parametrize("call", [3, 4])
-def test_an_error_of_a_step_or_of_its_evaluation_is_heard_and_reported(call, tmp_path):
+@cases((3, 1, 1), (4, 1, 1), (4, 0, 3))
+def test_an_error_of_a_step_or_of_an_evaluation_is_heard_and_reported(call, every, done, tmp_path):
     """The calls of the reward: before training, then in each step for its replies and for the held-out ones."""
     watching, calls, report = Watching("observer"), [], tmp_path / "run/report.html"
 
@@ -148,10 +148,10 @@ def test_an_error_of_a_step_or_of_its_evaluation_is_heard_and_reported(call, tmp
         report.unlink(missing_ok=True)
         return 1 / 0
 
-    given = {"out": tmp_path / "run", "evaluate": TASKS, "evaluate_every": 1, "probes": 0}
+    given = {"out": tmp_path / "run", "evaluate": TASKS, "evaluate_every": every, "probes": 0}
     with pytest.raises(OperantError, match="ZeroDivisionError"):
         train(model(), TASKS, fails, observers=[watching], **SHORT | given)
-    assert watching.calls == ["start", "step 1", "failure"] and report.is_file()
+    assert watching.calls == ["start", *(f"step {i + 1}" for i in range(done)), "failure"] and report.is_file()
 
 
 def test_a_reward_that_stops_ends_the_run_as_a_signal_does(plain, tmp_path):
