@@ -57,7 +57,7 @@ MODULES = (
     "operant.algorithms",
     "operant.engines.native.engine",
     "operant.engines.ray",
-    "operant.training.update_rules",
+    "operant.training.update",
     "operant.tools.report.diagnosis",
 )
 """Public are the names of `__all__`; in a module without it, what the module defines without a leading underscore."""

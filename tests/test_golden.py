@@ -17,7 +17,7 @@ from operant import Batch, Policy, Sampling, Task
 from operant.models.value_head import ValueOptions
 from operant.objectives import advantages
 from operant.rollouts import collate
-from operant.training import scoring, update, update_rules
+from operant.training import scoring, update
 
 
 def test_there_is_a_golden_run_of_every_algorithm():
@@ -62,7 +62,7 @@ def test_the_first_steps_are_what_they_were(name, threads):
 # --- they can fail ----------------------------------------------------------------------------------------------------
 @cases(
     (scoring, "estimate", lambda x: x * (1 + 1e-6)),
-    (update_rules, "rate", lambda x: x * (1 + 1e-6)),
+    (update, "rate", lambda x: x * (1 + 1e-6)),
     (update, "token_weights", lambda x: x.float().double()),
     ids=["kl", "rate", "digits"],
 )

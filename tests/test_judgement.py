@@ -16,7 +16,6 @@ from toys import letters, lm
 from operant import Completion, Judgement, Learner, OperantError, Rollout, Sampling, Task, Turn, isolated, train
 from operant.envs import for_evaluation
 from operant.metrics.collect import MOST, reward_metrics
-from operant.metrics.rollout_table import as_rows
 from operant.rewards import judge
 from operant.rewards.combine import minus_query, weighted
 from operant.rewards.evaluate import LONGEST, Judged, Remark
@@ -24,6 +23,7 @@ from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.feedback import Feedback
 from operant.rollouts.play import play
 from operant.runs.evaluate import Evaluation
+from operant.runs.scored_rollouts import as_rows
 from operant.runs.trackers import base
 from operant.runs.trackers.console import Console
 from operant.sampling import TokenCount

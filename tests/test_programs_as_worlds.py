@@ -26,11 +26,11 @@ from operant import OperantError, Policy, Sampling, Step, Task, Turn
 from operant.apps.agents import program as program_file
 from operant.apps.agents.program import AgentWorld, EpisodeOverError
 from operant.engines.native.engine import NativeEngine
-from operant.metrics import rollout_table
 from operant.metrics.collect import of_rollouts
 from operant.rewards import judge
 from operant.rollouts.branches import branches
 from operant.rollouts.play import play as play_tasks
+from operant.runs.scored_rollouts import as_rows
 from operant.tools.report import games
 
 TASKS = [Task(f"letter/{letter}", "a b", target=letter) for letter in "cdef"]
@@ -148,7 +148,7 @@ def test_several_replies_to_a_request_are_branches_with_a_credit_of_their_own():
         assert after.prompt[: len(one.prompt + one.action)] == one.prompt + one.action
         assert [turn.reward for turn in rollout.turns] == [0.5, 1.0, -1.0, 4.0] and rollout.paid == 4.5
         assert said(over_http) == said(rollout)
-    rows = rollout_table.as_rows([rollout], [2.0], pieces=lambda ids: [str(token) for token in ids])
+    rows = as_rows([rollout], [2.0], pieces=lambda ids: [str(token) for token in ids])
     assert [row["parent"] for row in rows] == [-1, 0, 0, 1]
     shown = json.loads(rows[-1]["game"])["turns"]
     assert [turn["parent"] for turn in shown] == [-1, 0, 0, 1] and shown[1]["state"] == shown[2]["state"]

@@ -11,8 +11,8 @@ import torch
 from texts import parts
 
 from operant.metrics.registry import COLUMNS, METRICS, describe, markdown
-from operant.metrics.rollout_table import as_rows
 from operant.runs.folder import RunFolder
+from operant.runs.scored_rollouts import as_rows
 from operant.runs.trackers.base import ExternalTracker
 from operant.runs.trackers.console import Console, before_after
 from operant.runs.trackers.notebook import Chart

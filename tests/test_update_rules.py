@@ -14,7 +14,7 @@ from operant import Learner, OperantError, Policy, ValueOptions, train
 from operant.algorithms import ALGORITHMS
 from operant.runs.config import configure
 from operant.training.optimizer import OptimizerOptions, apply, make_optimizer
-from operant.training.update_rules import GradientUpdate
+from operant.training.update import GradientUpdate
 
 sys.path.append(str(Path(__file__).parent / "../docs/extending/src"))
 from cases import cases, slow

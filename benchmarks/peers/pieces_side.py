@@ -35,9 +35,9 @@ def clipping() -> None:
         torch._foreach_mul_(gradients, shrink)
         optimizer.apply(made, options, lr=lr)
 
-    from operant.training import update_rules
+    from operant.training import update
 
-    update_rules.apply = apply
+    update.apply = apply
 
 
 def sweep() -> None:

@@ -78,7 +78,7 @@ class Algorithm:
     title: str = ""
     """How it is written in a sentence; empty: its name in capitals."""
     update: Any = "gradient"
-    """The update rule: a class like `training.update_rules.GradientUpdate`, its name, or its `module:object`."""
+    """The update rule: a class like `training.update.GradientUpdate`, its name, or its `module:object`."""
 
     @property
     def rows(self) -> dict[str, bool]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from operant.engines.native.capabilities import try_decoding
+from operant.engines.native.decoding import Record
 from operant.engines.native.engine import NativeEngine
-from operant.engines.native.record import Record
 from operant.machine import beat
 from operant.models import layout
 from operant.models.base import PolicyBase

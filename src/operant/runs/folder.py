@@ -153,7 +153,7 @@ class RunFolder:
         self._distributions.add(as_line({"step": step} | dict(parts)))
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
-        """Write the replies of a step: one row per turn, as `metrics.rollout_table.as_rows` returns them."""
+        """Write the replies of a step: one row per turn, as `runs.scored_rollouts.as_rows` returns them."""
         _write_rows(self.rollouts_path / f"{atomic_io.step_name(step)}.parquet", rows)
 
     def probes(self, step: int | None, rows: Sequence[Mapping[str, object]]) -> None:

@@ -13,13 +13,13 @@ from shlex import quote
 
 from operant import distributed, machine
 from operant.metrics.collect import reward_metrics
-from operant.metrics.rollout_table import as_rows
 from operant.models.loading import Trained
 from operant.runs.checkpoints import Best, Checkpoints, StateOfRun, error_of, restore, snapshot
 from operant.runs.config import Config
 from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
 from operant.runs.parts import PeriodicEvaluation, RunParts, calibrate
+from operant.runs.scored_rollouts import as_rows
 from operant.runs.signals import StopRequest
 from operant.runs.trackers.notebook import link
 from operant.runs.trackers.trackers import Trackers

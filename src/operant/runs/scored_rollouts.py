@@ -1,22 +1,25 @@
-"""Rollouts and their scores: of a step, chunk by chunk, and of the probe prompts.
+"""Rollouts and their scores: of a step, chunk by chunk, and of the probe prompts; and both as rows of a table.
 
 While one chunk is judged, the next one is generated. The chunks depend on the tasks alone, the samples of a prompt stay
 in one chunk, and random numbers do not depend on chunks. So a reward that judges each rollout by itself returns the
 same scores with and without chunks.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from itertools import pairwise
+from typing import Any
 
 from operant import distributed, rewards
 from operant.data.demonstrations import Demonstrations
 from operant.metrics import collect
-from operant.metrics.rollout_table import Row, as_rows
+from operant.metrics.games import transcript
 from operant.rewards import Judged, judge
 from operant.rewards.shaping import ScoreOptions, as_seen
 from operant.rewards.wrapper import compared_with_greedy
@@ -26,8 +29,10 @@ from operant.sampling import Sampling, token_pieces
 from operant.tally import Tally
 from operant.training.learner import Learner
 from operant.training.select import unequal
-from operant.types import Engine, EngineParts, RewardFn, Rollout, Task, Tokenizer, totals
+from operant.types import Batch, Engine, EngineParts, RewardFn, Rollout, Task, Tokenizer, Total, totals
 
+Row = dict[str, Any]
+"""By the names of `registry.COLUMNS`."""
 Played = tuple[list[Rollout], list[Rollout]]
 """Rollouts of some tasks, and the greedy replies that their reward compares them with."""
 
@@ -74,7 +79,7 @@ class Scorer:
 class Probes:
     """Fixed prompts that policy and reference answer with the same random numbers, to show the effect of training.
 
-    The answers are rows as `metrics.rollout_table` returns them. Answering does not change the training.
+    The answers are rows as `as_rows` returns them. Answering does not change the training.
     probes = Probes(learner, tasks[:32], reward)
     rows, metrics = probes.ask()
     """
@@ -256,3 +261,99 @@ def join_judgements(judged: Sequence[Judged]) -> Judged:
     remarks = [j.remark(i) for j in judged for i in range(len(j.scores))] if any(j.remarks for j in judged) else []
     passing = [p for j in judged for p in j.passing or [None] * len(j.scores)] if any(j.passing for j in judged) else []
     return Judged([score for j in judged for score in j.scores], parts, outcomes, notes, remarks, passing)
+
+
+_PER_TOKEN = ("raw_logprobs", "ref_logprobs", "kl", "values", "advantages", "returns")
+
+
+def as_rows(
+    rollouts: Sequence[Rollout],
+    scores: Sequence[Total],
+    parts: Mapping[str, Sequence[float | None]] | None = None,
+    batch: Batch | None = None,
+    learned: Sequence[int] | None = None,
+    pieces: Callable[[list[int]], list[str]] | None = None,
+    remarks: Sequence[tuple[tuple[str, ...], str]] = (),
+    passing: Sequence[Sequence[float] | None] = (),
+) -> list[Row]:
+    """Return one row per turn. The score of an attempt is in the row of its last turn; it is None if not judged.
+
+    scores: one per rollout, as the reward returned it (a list: one number per token); what the environment paid is
+    added here. parts: the named parts of the reward, one value per rollout.
+    batch: the collated rollouts, for the columns with one value per token. learned: the indices of the rollouts that
+    the batch was made of, in order; None: all that have a score. pieces: returns the text of each token id.
+    remarks: the outcome classes and the message of each rollout; empty if the reward named none. An episode of several
+    turns has its transcript as JSON in its last row. passing: of each rollout what a critic says after each action;
+    empty without a critic.
+    """
+    if learned is None:
+        learned = [i for i, score in enumerate(scores) if score is not None]
+    whole = totals(scores, rollouts)
+    episodes = {rollout: episode for episode, rollout in enumerate(learned)}
+    table = []
+    for number, rollout in enumerate(rollouts):
+        begun, before = 0, rollout.parents
+        for index, turn in enumerate(rollout.turns):
+            row: Row = {
+                "task": str(rollout.task.id),
+                "group": rollout.group,
+                "turn": index,
+                "query": _without_surrogates(rollout.query),
+                "reply": _without_surrogates(rollout.texts[index]),
+                "prompt": list(turn.prompt),
+                "ids": list(turn.action),
+                "query_tokens": len(turn.prompt),
+                "reply_tokens": len(turn.action),
+                "logprobs": None if turn.logprobs is None else _finite(turn.logprobs),
+                "paid": float(turn.reward),
+                "end": turn.end,
+                "version": turn.version,
+                "rollout": number,
+                "reward": None,
+                "outcome": None,
+                "message": None,
+            }
+            if index == len(rollout.turns) - 1:
+                row["reward"] = whole[number]
+                row |= {f"reward/{name}": values[number] for name, values in (parts or {}).items()}
+                classes, message = remarks[number] if remarks else ((), "")
+                row["outcome"] = ", ".join(classes) or None
+                row["message"] = _without_surrogates(message) or None
+                decode = None if pieces is None else lambda ids: "".join(pieces(ids))
+                several = len(rollout.turns) > 1 or "game" in rollout.info
+                if several and (game := transcript(rollout, decode)) is not None:
+                    row["game"] = _without_surrogates(json.dumps(game, ensure_ascii=False))
+            if before is not None:
+                row["parent"] = before[index]
+            if pieces is not None:  # choosing a whole reply is one action, with one number of each kind
+                texts = pieces(turn.action) if turn.options is None else [rollout.texts[index]]
+                row["tokens"] = [_without_surrogates(text) for text in texts]
+            if passing:
+                of_actions = passing[number]
+                row["passing"] = None if of_actions is None else list(of_actions[begun : begun + turn.count])
+                begun += turn.count
+            if batch is not None:
+                row |= _per_token(batch, episodes.get(number), index)
+            table.append(row)
+    return table
+
+
+def _per_token(batch: Batch, episode: int | None, turn: int) -> Row:
+    """Return the batch's values for the tokens of one turn, None for an episode that is not in the batch."""
+    names = _PER_TOKEN if batch.allowed is not None else _PER_TOKEN[1:]  # else the first are the sampled ones
+    known = [name for name in names if getattr(batch, name) is not None]
+    if episode is None:
+        return dict.fromkeys(known)
+    of_episode = (batch.episodes == episode).nonzero().flatten()
+    place = batch.turns[of_episode] == turn
+    return {name: _finite(getattr(batch, name)[of_episode][place].tolist()) for name in known}
+
+
+def _finite(numbers: Sequence[float]) -> list[float | None]:
+    """Return the numbers with None for NaN and infinity, which a refused step may have."""
+    return [x if math.isfinite(x) else None for x in numbers]
+
+
+def _without_surrogates(text: str) -> str:
+    """Return the text with lone surrogates replaced, which UTF-8 files cannot store."""
+    return text.encode("utf-8", errors="replace").decode("utf-8")

@@ -23,7 +23,7 @@ from operant.sampling import Sampling
 from operant.storage import old_names
 from operant.training.optimizer import OWN, RateOptions, without_unused
 from operant.training.select import SELECTIONS, parse
-from operant.training.update_rules import find_rule
+from operant.training.update import find_rule
 from operant.types import OUTCOMES, Batch, OperantError, Outputs, require, shown
 
 

@@ -34,7 +34,7 @@ from operant.training.objective import PER, Objective
 from operant.training.options import OptionGroups, check_length, check_reference, learner_options
 from operant.training.own_optimizer import OwnOptimizer, check_given, with_kind
 from operant.training.setup import configured_sampling, load_trained_policy, make_copies, prepare_engine, tell_room
-from operant.training.update_rules import find_rule
+from operant.training.update import find_rule
 from operant.types import Batch, Engine, EngineParts, Env, EnvBase, OperantError, Rollout, require, shown, with_defaults
 
 if TYPE_CHECKING:

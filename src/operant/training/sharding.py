@@ -21,7 +21,7 @@ from operant.models.safe_loading import LanguageModel
 from operant.objectives.kl import EXACT, KLOptions
 from operant.training.optimizer import masters
 from operant.training.options import LearnerOptions, OptionGroups
-from operant.training.update_rules import GradientUpdate, OnePass, find_rule
+from operant.training.update import GradientUpdate, OnePass, find_rule
 from operant.types import Batch, Divided, OperantError, Outputs, with_defaults
 
 

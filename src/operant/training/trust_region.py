@@ -23,8 +23,16 @@ from operant.rollouts.collate import units
 from operant.sampling import Sampling
 from operant.training.objective import MicroBatchOptions, Objective, critic_and_rest, forward, frozen, micro_batches
 from operant.training.optimizer import RateOptions, make_optimizer
-from operant.training.update import UpdateRun, minibatches, numbered_units, update, weighted
-from operant.training.update_rules import GradientUpdate, UpdateOptions, UpdateResult
+from operant.training.update import (
+    GradientUpdate,
+    UpdateOptions,
+    UpdateResult,
+    UpdateRun,
+    minibatches,
+    numbered_units,
+    update,
+    weighted,
+)
 from operant.types import Batch, OperantError, require
 
 vector = nn.utils.parameters_to_vector

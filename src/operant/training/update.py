@@ -1,4 +1,4 @@
-"""Train on a batch: epochs, minibatches, micro-batches.
+"""Train on a batch, epoch by epoch, minibatch by minibatch; and the update rules, of which a method chooses one.
 
 The units of all ranks, in the order of a hash, are first cut into minibatches. Each rank then takes its own units of a
 minibatch, and cuts them into micro-batches to bound its memory. The weights of a minibatch are computed before its
@@ -9,14 +9,14 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from operant import distributed
 from operant.bounds import bounded
-from operant.import_by_name import Lazy
+from operant.import_by_name import Lazy, Table
 from operant.metrics import collect
 from operant.metrics.collect import BLOCKS, GRADIENTS
 from operant.models.policy import Policy
@@ -25,14 +25,23 @@ from operant.sampling import Sampling, counter
 from operant.tally import Tally
 from operant.training.nonfinite import RefusedUpdate
 from operant.training.objective import FAULTS, MicroBatchOptions, Objective, TokenBudget, accumulate
-from operant.training.optimizer import RateOptions, apply, masters
-from operant.types import Batch
+from operant.training.optimizer import OptimizerOptions, RateOptions, apply, make_optimizer, masters, rate
+from operant.training.own_optimizer import OwnOptimizer
+from operant.types import Batch, OperantError, shown
+
+__all__ = [
+    "UPDATE_RULES",
+    "GradientUpdate",
+    "OptimizerOptions",
+    "RateOptions",
+    "UpdateOptions",
+    "UpdateResult",
+    "find_rule",
+]
 
 IF_REFUSED = Lazy({"first_fault": "operant.training.refused_step:first_fault"})
 """Imported for an optimizer step that meets NaN or infinity."""
 STOPS = "above 0, or none; else no step would be taken"
-
-
 SAMPLE = 1 << 16
 """The largest sample of one tensor, in numbers. Norms of larger tensors are estimated from an evenly spaced sample."""
 
@@ -294,3 +303,112 @@ def _gradient_norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:
     wide = {torch.promote_types(g.dtype, torch.float32) for g in gradients.values()}
     norms = torch._foreach_norm(list(gradients.values()), dtype=max(wide, key=lambda kind: kind.itemsize))
     return dict(zip(gradients, torch.stack(norms).tolist(), strict=True))
+
+
+class GradientUpdate:
+    """Epochs of minibatches, and an optimizer step for each.
+
+    A rule of one's own is a class with these members. It may derive from this one and change what differs: its options,
+    `make_optimizer`, `step`, or its state.
+    """
+
+    update_options: type[MicroBatchOptions] = UpdateOptions
+    """The dataclass of the options `update.*`."""
+    optimizer_options: type | None = OptimizerOptions
+    """The dataclass of the options `optimizer.*`; None: there are none. Here, one derived from `RateOptions`."""
+
+    def __init__(self, policy: Policy, options: Mapping[str, Any], own: OwnOptimizer | None = None):
+        """`options`: by group, among them `update` and `optimizer`. `own`: an optimizer that the user has made."""
+        self.policy, self.options, self.own = policy, options, own
+        self.optimizer: Any = self.make_optimizer() if own is None else own.optimizer
+
+    def make_optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer of the policy's trained weights; None if `step` needs none."""
+        return make_optimizer(self.policy, self.options["optimizer"])
+
+    def parts(self) -> dict[str, Any]:
+        """All state that changes, by name: objects with `state_dict` and `load_state_dict`.
+
+        These are the optimizer, which `fresh_optimizer` does not load, and the rule itself if it has both methods.
+        """
+        optimizer = {} if self.optimizer is None else {"optimizer": self.own or self.optimizer}
+        return optimizer | ({"rule": self} if hasattr(self, "state_dict") else {})
+
+    def learning_rate(self, step: int, total: int | None) -> float:
+        """The learning rate of a training step of `total`, counted from 0. Raises: OperantError after the schedule."""
+        if self.own is not None:
+            return float(self.optimizer.param_groups[0]["lr"])
+        options = self.options["optimizer"]
+        if total is not None and step >= total and options.schedule != "constant":
+            raise OperantError(
+                f"all total_steps={total} steps are done, and optimizer.schedule={options.schedule} has reached 0, so "
+                "another step would change nothing: build the Learner with more total_steps"
+            )
+        return rate(options, step, total)
+
+    def update(
+        self, batch: Batch, objective: Objective, sampling: Sampling, *, lr: float, **run: Unpack[UpdateRun]
+    ) -> UpdateResult:
+        """Train on the batch of a training step. Every rank calls it. The arguments are those of `UpdateRun`."""
+        result = update(
+            self.policy,
+            self.optimizer,
+            batch,
+            objective,
+            options=self.options["update"],
+            optimizer_options=self.options["optimizer"],
+            sampling=sampling,
+            **run,
+            step_on=lambda minibatch, shrink: self.step(minibatch, sampling, lr=lr, shrink=shrink),
+        )
+        if self.own is not None and (result.refused is None or not result.refused.first):
+            self.own.schedule()
+        return result
+
+    def step(self, minibatch: Batch, sampling: Sampling, *, lr: float, shrink: float) -> None:
+        """Move the weights once; the gradients of the minibatch are in place, and are to be multiplied by `shrink`."""
+        apply(self.optimizer, self.options["optimizer"], lr=lr, shrink=shrink)
+
+
+@dataclass(frozen=True)
+class OnePassOptions(UpdateOptions):
+    """Options of an update that uses each batch once."""
+
+    epochs: int = bounded(1, at_least=1)
+    """Passes over the batch in each training step: 1, because the loss has no ratio that corrects a second one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs != 1:
+            raise OperantError(
+                f"update.epochs={self.epochs}: the gradient of this method is that of the policy which drew the "
+                "replies, so each batch is used once; leave it out, or use algorithm=ppo"
+            )
+
+
+class OnePass(GradientUpdate):
+    """One pass over the batch, for losses without a ratio."""
+
+    update_options = OnePassOptions
+
+
+UPDATE_RULES = Table(
+    "update rule",
+    "operant.update_rules",
+    {"gradient": GradientUpdate, "one-pass": OnePass, "trust-region": "operant.training.trust_region:TrustRegion"},
+)
+"""The class of each update rule; other packages add theirs as entry points of `operant.update_rules`."""
+
+
+def find_rule(rule: object) -> type[GradientUpdate]:
+    """The class of an update rule: the rule itself, or that of a name or a `module:object`.
+
+    Raises: OperantError for an unknown one, and for one that lacks a member.
+    """
+    found: Any = UPDATE_RULES.find(rule) if isinstance(rule, str) else rule
+    members = ("update_options", "optimizer_options", "parts", "learning_rate", "update")
+    if lacking := [name for name in members if not hasattr(found, name)]:
+        raise OperantError(f"update rule {shown(rule)} has no {lacking[0]}: derive it from GradientUpdate")
+    if not (isinstance(found.update_options, type) and issubclass(found.update_options, MicroBatchOptions)):
+        raise OperantError(f"update rule {shown(rule)}: its update_options must be derived from MicroBatchOptions")
+    return found

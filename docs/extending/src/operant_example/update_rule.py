@@ -10,7 +10,7 @@ import torch
 from torch.autograd import grad
 
 from operant.algorithms import find
-from operant.training.update_rules import GradientUpdate, RateOptions, UpdateOptions
+from operant.training.update import GradientUpdate, RateOptions, UpdateOptions
 
 
 @dataclass(frozen=True)

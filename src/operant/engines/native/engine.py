@@ -16,10 +16,9 @@ from torch import Tensor
 
 from operant.engines.native.capabilities import chooses_on, continues, try_decoding
 from operant.engines.native.cuda_graphs import static
-from operant.engines.native.decoding import Cached, Decoding, Pooled, Whole
+from operant.engines.native.decoding import Cached, Decoding, Pooled, Record, Whole
 from operant.engines.native.kv_cache import plain_layers
 from operant.engines.native.prefixes import Prefixes, ReadOn
-from operant.engines.native.record import Record
 from operant.machine import beat
 from operant.models.policy import Policy
 from operant.models.twins import both, dealt, twin_of, twins_of

@@ -12,9 +12,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from operant.metrics import collect, rollout_table
+from operant.metrics import collect
 from operant.options import flat, values
 from operant.runs.folder import of_scores, read_config
+from operant.runs.scored_rollouts import as_rows
 from operant.sampling import token_pieces
 from operant.storage import atomic_io
 from operant.types import OperantError
@@ -202,15 +203,14 @@ def latest(source: Any) -> History:
     last, tokenizer = learner.last_step, learner.policy.tokenizer
     if last is not None:
         pieces = partial(token_pieces, tokenizer) if tokenizer is not None else None
-        table = rollout_table.as_rows(last.rollouts, last.scores, None, last.batch, last.places, pieces)
+        table = as_rows(last.rollouts, last.scores, None, last.batch, last.places, pieces)
         info = last.rollouts[0].info if last.rollouts else {}
         history = replace(history, rows=table, declared=info.get("declared", {}), external="declared" in info)
     if learner is source:
         return history
     config |= values(source.config.train)
     config |= {f"evaluation.{name}": value for name, value in values(source.config.evaluation).items()}
-    reference = _rows(source.folder.probes_path / "reference.parquet")
-    rescored = _rescored(source.folder.path)
+    reference, rescored = _rows(source.folder.probes_path / "reference.parquet"), _rescored(source.folder.path)
     return replace(history, metrics=source.metrics, reference=reference, config=config, rescored=rescored)
 
 
