@@ -46,7 +46,9 @@ class NaturalGradient(GradientUpdate):
         x, gradient = self.state["direction"], vector(p.grad for p in weights)
         residual = towards = shrink * gradient - fisher(x)
         for _ in range(options.solver_steps):
-            image, before = fisher(towards), residual.dot(residual).clamp(min=1e-30)
+            if (before := residual.dot(residual)) <= 1e-12 * gradient.dot(gradient):
+                break  # solved as far as float32 can tell; further steps would follow the rounding
+            image = fisher(towards)
             x, residual = x + before / towards.dot(image) * towards, residual - before / towards.dot(image) * image
             towards = residual + residual.dot(residual) / before * towards
         self.state["direction"] = x
