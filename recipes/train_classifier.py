@@ -270,7 +270,7 @@ def main() -> None:
         for group in opt.param_groups:
             group["lr"] = args.lr * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
         batch = next(batches)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=torch.ops.mkldnn._is_mkldnn_bf16_supported()):
             loss = sum(loss_of(*part) for part in batch) / sum(len(y) for _, y in batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -158,7 +158,7 @@ def main() -> None:
             group["lr"] = given.lr * min(1.0, (step + 1) / 100) * (0.02 + 0.98 * cosine)
         # By the step, so that a run that goes on draws what an uninterrupted one would.
         x, hidden = spans(ids, offsets, np.random.default_rng([given.seed, step]), *SHAPES[step % len(SHAPES)])
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=torch.ops.mkldnn._is_mkldnn_bf16_supported()):
             loss = F.cross_entropy(predicted(model, x, hidden).float(), x[hidden])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -148,7 +148,7 @@ def main() -> None:
     while done < total:
         cosine = 0.5 * (1 + math.cos(math.pi * done / total))
         lr = args.lr * min(1.0, (step + 1) / 100) * (0.02 + 0.98 * cosine)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=torch.ops.mkldnn._is_mkldnn_bf16_supported()):
             tally, refused = update(
                 policy,
                 optimizer,

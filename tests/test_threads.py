@@ -237,16 +237,18 @@ def test_a_busy_machine_is_noticed(others, threads, sentence, monkeypatch):
     assert found is None if sentence is None else sentence in found and "2 cores" in found
 
 
-@cases((0.0, 0, {}, True), (0.0, 1 << 26, {}, False), (1e18, 0, {}, False), (0.0, 0, {"threads": 2}, False))
+@cases((0, 0, {}, 1), (0, 1 << 26, {}, 0), (1e18, 0, {}, 0), (0, 0, {"threads": 2}, 0))
 def test_a_run_says_so_where_it_would_wait(worth, most, given, tells, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "WORTH", worth)
-    monkeypatch.setattr(twins, "MOST", most)
-    monkeypatch.setattr(twins, "LEAST", 0)
-    monkeypatch.setattr(machine, "crowded", lambda: "9 other processes compute")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    for where, name, value in ((machine, "WORTH", worth), (twins, "MOST", most), (twins, "LEAST", 0)):
+        monkeypatch.setattr(where, name, value)
+    monkeypatch.setattr(machine, "crowded", lambda: "threads would wait")
     options = {"tokenizer": letters(), "steps": 1, "batch": 2, "max_tokens": 1, "epochs": 1, "probes": 0}
     train(lm(vocab=40), ["ab"], "letters:a", out=tmp_path / "run", **options, **given)
-    said = [path.read_text(encoding="utf-8") for path in (tmp_path / "run").glob("log.txt")]
-    assert ("--threads 1" in "".join(said)) == tells
+    said = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
+    assert said.count("wait; --threads 1") == tells and "many times faster" not in said
+    train(lm(vocab=40), ["ab"], "letters:a", out=tmp_path / "slow", **options, **{"model.precision": "bfloat16"})
+    assert "many times faster" in (tmp_path / "slow" / "log.txt").read_text(encoding="utf-8")
 
 
 def test_halves_have_as_many_tokens():

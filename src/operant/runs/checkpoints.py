@@ -97,7 +97,8 @@ class Checkpoints:
         """The model in best/."""
         self._new_best, self._wait = False, 60 * config.train.checkpoint_minutes
         self._next = time.monotonic() + self._wait
-        self._written: dict[str, float] = {}
+        self.written: dict[str, float] = {}
+        """The metrics of a checkpoint that no step has logged."""
         self._last: int | None = None
         """The step of the last checkpoint that has all kinds; None if there is none."""
         self._made_by = {"name": describe(config.train.policy), "options": config.parts.get("policy", {})}
@@ -161,13 +162,8 @@ class Checkpoints:
     def _mark_written(self, step: int) -> None:
         paths = [path_of(self.folder.checkpoints, kind, step) for kind in KINDS[self.options.checkpoint]]
         sizes = [file.stat().st_size for path in paths if path.is_dir() for file in path.iterdir()]
-        self._written = {"checkpoint/bytes": float(sum(sizes))}
+        self.written = {"checkpoint/bytes": float(sum(sizes))}
         self._last = step if all(path.is_dir() for path in paths) else None
-
-    def take_metrics(self) -> dict[str, float]:
-        """Return the metrics of a checkpoint written since the last call; empty if there is none."""
-        written, self._written = self._written, {}
-        return written
 
     def resume(self, path: Path, *, fresh_optimizer: bool = False) -> int:
         """Load a checkpoint into the run; returns its step. Raises: OperantError if it does not fit."""

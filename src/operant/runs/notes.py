@@ -95,9 +95,12 @@ def tell(config: Config, parts: RunParts, folder: RunFolder, trackers: Trackers,
     notes += high_rate(config, learner) + unknown_prompts(parts)
     model, tokens, auto = learner.policy.model, learner.budget.tokens, learner.own.threads == "auto"
     several = auto and machine.worth(tokens, machine.largest(model)) > 1 and not in_halves(model, tokens)
-    if several and learner.policy.device.type == "cpu" and (crowd := machine.crowded()):
+    on_cpu = learner.policy.device.type == "cpu"
+    if several and on_cpu and (crowd := machine.crowded()):
         one = "--threads 1 (in Python threads=1) is likely faster here, and changes the last bits of a run"
         notes.append(f"{crowd}; {one} (docs/fast.md)")
+    if on_cpu and model.dtype.itemsize == 2 and str(machine.about()["machine"]).endswith("AVX2"):
+        notes.append("model.precision=bfloat16: this processor has no instructions for it; float32 is many times faster")
     for note in notes if resumed else (*notes, *left_out(config, parts)):
         folder.log_message(note)
         trackers.note(note)

@@ -177,7 +177,8 @@ class Run:
         metrics |= self.evaluation.after_step(step)
         now = time.perf_counter()
         metrics |= {"time/track": tracked - tracking, "time/step": now - start} | machine.memory()
-        metrics |= learner.clock.take() | self.checkpoints.take_metrics()
+        metrics |= learner.clock.take() | self.checkpoints.written
+        self.checkpoints.written = {}
         tokens = sum(len(turn.action) for rollout in rollouts for turn in rollout.turns)
         metrics["tokens/per_second"] = distributed.total_float(float(tokens)) / (now - start)
         self.metrics.append(metrics)
