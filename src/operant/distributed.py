@@ -5,7 +5,6 @@ loss sum to 1 over the whole minibatch. Several ranks are started by `torchrun -
 """
 
 import hashlib
-import itertools
 import json
 import os
 import time
@@ -32,8 +31,6 @@ met = False
 """Whether this process has looked for other ranks: before, an error is most likely that of all of them."""
 store: dist.Store | None = None
 """Where the ranks that `launched` has brought together leave words for each other."""
-calls = itertools.count()
-"""The numbers of the calls of `on_first`."""
 WAIT = 30.0
 """Minutes that a rank waits for the others afterwards, unless `launched` is told otherwise: torch's own default."""
 
@@ -212,34 +209,26 @@ def check_equal(what: str, facts: Mapping[str, object]) -> None:
 
 
 def on_first(work: Callable[[], Item]) -> Item:
-    """Call `work` on the first rank alone and return its result, for which the others wait as long as it takes.
-
-    An OperantError is raised on all. Every rank must call.
-    """
-    done = f"done/{next(calls)}"
-
-    def called() -> list[Item]:
-        if rank() > 0:
-            while store is not None and not store.check([done]):  # a collective would time out
-                time.sleep(0.05)
-                beat()
-            return []
-        try:
-            return [work()]
-        finally:
-            if store is not None:
-                store.set(done, "")
-
-    return gathered(together(called))[0][0]
+    """Call `work` on the first rank alone and return its result. An OperantError is raised on all. Every rank must
+    call."""
+    return gathered(together(lambda: [work()] if rank() == 0 else []))[0][0]
 
 
 def together(work: Callable[[], Item]) -> Item:
-    """Call `work` and return its result. An OperantError on one rank is raised on all. Every rank must call."""
-    failed, made = None, None
+    """Call `work` and return its result. An OperantError on one rank is raised on all. Every rank must call.
+
+    The ranks wait for each other as long as it takes: one may wait for people, and a collective would time out.
+    """
+    failed, made, pause = None, None, 1e-3
     try:
         made = work()
     except OperantError as error:
         failed = error
+    if store is not None:
+        here = store.add("arrived", 1)  # of all calls: those of this one are up to the next multiple of the ranks
+        while store.add("arrived", 0) < -(-here // world()) * world():
+            time.sleep(pause := min(2 * pause, 0.05))
+            beat()
     agree(failed)
     return made  # pyright: ignore[reportReturnType]: `agree` raises if there is no result
 

@@ -167,8 +167,8 @@ class PeriodicEvaluation:
         """Evaluate the initial policy; also measure the reference and how much of the score the prompt determines."""
         self.before, self.started = self.evaluate(), True
         first, probes = self.probe(0), self.parts.probes
-        if probes is None or "probe/reward" not in first:
-            return
+        if probes is None or distributed.largest(int("probe/reward" not in first)):
+            return  # also where another rank has none, as what follows is for all
         self.probed["probe/reward_before"] = first["probe/reward"]
         try:
             with self.isolated_state():
