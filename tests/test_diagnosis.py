@@ -190,12 +190,14 @@ def test_labelled_runs_are_judged_by_held_out_pairs_and_have_no_kl_and_no_reward
 def test_a_mean_that_cannot_change_is_no_verdict_on_learning():
     """Where people pick the best of four replies, every step's mean is 0.25, whatever is learnt."""
     each = {"reward/mean": 0.25, "reward/std": 0.43, "kl/per_reply": 9.0, "rollout/count": 64}
-    picked = History([{"step": i + 1} | each for i in range(60)])
+    rows = [{"task": "a", "reward": x} for x in (None, 0.0, 1.0)]
+    picked = History([{"step": i + 1} | each for i in range(60)], rows=rows)
     assert verdict(picked, found := diagnose(picked)).startswith("The mean reward is 0.25 in every step, so it")
     assert not {"flat", "constant"} & {finding.name for finding in found}
-    decided = History([{"step": i + 1, "policy/advantage_zero": 1.0} | each for i in range(60)])
-    assert not verdict(decided, []).startswith("The mean reward is"), "two prompts of four always pass, two never do"
-    moving = History([{"step": i + 1} | each | {"reward/mean": 0.25 + 0.01 * (i % 2)} for i in range(60)])
+    decided = replace(picked, rows=[{"task": x, "reward": x} for x in (0.0, 1.0) * 2])
+    assert not verdict(decided, []).startswith("The mean reward is"), "one prompt always passes, one never does"
+    moved = [line | {"reward/mean": 0.25 + 0.01 * (i % 2)} for i, line in enumerate(picked.metrics)]
+    moving = replace(picked, metrics=moved)
     assert verdict(moving, []).startswith("It did not learn") and "flat" in {f.name for f in diagnose(moving)}
 
 

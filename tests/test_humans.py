@@ -87,7 +87,7 @@ def test_scores_of_several_people_are_averaged_and_nobody_is_waited_for_for_ever
     assert reward(again) == [0.5, 0.5]
 
 
-def test_a_skip_is_an_answer_and_a_stop_ends_the_waiting(tmp_path):
+def test_a_skip_is_an_answer_and_a_stop_ends_the_waiting(tmp_path, monkeypatch):
     path, asked = tmp_path / "labels.sqlite", rollouts("a", "b") + rollouts("c", "d", task="other")
     reward = Humans(str(path), kind="pick")
     answering(path, lambda item: None if item.replies[0] == "a" else {"best": 0})
@@ -97,6 +97,11 @@ def test_a_skip_is_an_answer_and_a_stop_ends_the_waiting(tmp_path):
         reward(rollouts("g", "h"))
     answering(path, lambda item: {"best": 1})
     assert reward(rollouts("g", "h")) == [0, 1], "a resumed run asks again"
+    monkeypatch.setattr(operant.distributed, "world", lambda: 2)
+    answering(path, lambda item: None)
+    two = Humans(str(path), labellers=2, minutes=0.05)
+    assert two(rollouts("i", "j")) == [None, None], "another rank may have labels"
+    assert len(Store(path).skipped()) == 1, "who skipped i and j alone is asked again"
     machine.stop_asked.set()
     try:
         with pytest.raises(StoppedError, match="stopped while 1 of 1 items waited for labels"):

@@ -524,9 +524,11 @@ def test_checkpoints_by_step_those_that_stay_and_the_best(tmp_path):
     assert all(("time/checkpoint" in line) == (line["step"] in sizes) for line in run.metrics)
 
 
-def test_a_loop_over_steps_goes_on_behind_the_last_one(stopped):
-    found = steps(model(), TASKS[::-1], count_a, out=stopped, resume=True, tokenizer=letters(), quiet=True)
-    assert [metrics["step"] for metrics in found] == [4] and "the tasks are others than those before" in log(stopped)
+def test_a_loop_over_steps_goes_on_behind_the_last_one(tmp_path):
+    train(model(), TASKS, count_a, out=(out := tmp_path / "run"), **options(evaluate="40%") | {"steps": 3})
+    found = steps(model(), TASKS[::-1], count_a, out=out, resume=True, steps=4, tokenizer=letters(), quiet=True)
+    assert [metrics["step"] for metrics in found] == [4] and "the tasks are others than those before" in log(out)
+    assert "it may have trained on some that are held out now" in log(out)
 
 
 def test_a_text_in_angle_brackets_is_no_object(tmp_path):

@@ -136,8 +136,8 @@ def test_observers_are_called_and_one_that_raises_is_logged(tmp_path, way, capsy
     assert told_of == ["operant: the broken one failed: ValueError: no start (later failures are in log.txt alone)"]
 
 
-@cases((3, 1, 1), (4, 1, 1), (4, 0, 3))
-def test_an_error_of_a_step_or_of_an_evaluation_is_heard_and_reported(call, every, done, tmp_path):
+@cases((3, 1, 1, 1), (4, 1, 1, 2), (4, 0, 3, 3))
+def test_an_error_of_a_step_or_of_an_evaluation_is_heard_and_reported(call, every, done, logged, tmp_path):
     """The calls of the reward: before training, then in each step for its replies and for the held-out ones."""
     watching, calls, report = Watching("observer"), [], tmp_path / "run/report.html"
 
@@ -152,6 +152,15 @@ def test_an_error_of_a_step_or_of_an_evaluation_is_heard_and_reported(call, ever
     with pytest.raises(OperantError, match="ZeroDivisionError"):
         train(model(), TASKS, fails, observers=[watching], **SHORT | given)
     assert watching.calls == ["start", *(f"step {i + 1}" for i in range(done)), "failure"] and report.is_file()
+    assert len((tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()) == logged
+
+
+def test_an_error_of_torch_is_reported_too(tmp_path, monkeypatch):
+    watching = Watching("observer")
+    monkeypatch.setattr("operant.runs.run.reward_metrics", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(model(), TASKS, count_a, out=tmp_path / "run", observers=[watching], **SHORT)
+    assert watching.calls == ["start", "failure"] and (tmp_path / "run/report.html").is_file()
 
 
 def test_a_reward_that_stops_ends_the_run_as_a_signal_does(plain, tmp_path):

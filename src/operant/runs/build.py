@@ -188,7 +188,9 @@ def read_tasks(
     if part is not None:
         tasks, held_out = split_off(tasks, part, seed)
         whole = len(tasks) + len(held_out)
-        notes.append(f"{len(held_out)} of {whole} tasks are held out (evaluate={config.train.evaluate}, seed {seed})")
+        more = "; labels of one prompt stay together" if len(held_out) > 2 * part * whole + 1 else ""
+        of = f"(evaluate={config.train.evaluate}, seed {seed}{more})"
+        notes.append(f"{len(held_out)} of {whole} tasks are held out {of}")
         return tasks, held_out, notes
     with option_of_error("evaluate"):
         return tasks, read(evaluated) if evaluated else [], notes

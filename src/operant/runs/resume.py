@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from operant.data.sources import share
 from operant.options import defaults, flat, is_none, kinds, resolve
 from operant.runs import named_parts
 from operant.runs.config import Config, as_mapping, config_schema, configure, describe, named_in, with_short_names
@@ -193,8 +194,11 @@ def go_on(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer
     apply_changes(found, run.learner)
     if run.evaluation.changed({change.name: (change.old, change.new) for change in found}):
         run.checkpoints.best = None  # its number is of the old kind
+    if mixed := run.parts.order.others and share(run.config.train.evaluate) is not None:
+        run.evaluation.before = None
     if run.first:
         others = ["the tasks are others than those before: the run goes on with these"] * run.parts.order.others
+        others += ["it may have trained on some that are held out now; results from before are left out"] * mixed
         for said in others + cut_after(folder, step, about(path)["lengths"] if path is not None else None):
             run.trackers.warn(said)
         run.metrics = folder.metrics()

@@ -120,7 +120,7 @@ class Run:
         except StoppedError as error:  # in the middle of a step
             self.folder.log_message(str(error))
             self.interrupted = True
-        except OperantError:
+        except Exception:
             self.observe(lambda observer: observer.at_failure(self))
             raise
         except GeneratorExit:  # the caller has left its loop; other ranks meet this one at the head of theirs
@@ -174,7 +174,7 @@ class Run:
         self.trackers.rollouts(step, [row for part in distributed.gathered(rows) for row in part])
         self.trackers.distributions(step, learner.distributions)
         tracked = time.perf_counter()
-        metrics |= self.evaluation.after_step(step)
+        refused = error_of(lambda: metrics.update(self.evaluation.after_step(step)))
         now = time.perf_counter()
         metrics |= {"time/track": tracked - tracking, "time/step": now - start} | machine.memory()
         metrics |= learner.clock.take() | self.checkpoints.written
@@ -186,6 +186,8 @@ class Run:
         self.checkpoints.export_if_best(step, metrics)
         if learner.refused is not None:
             self._handle_refusal(learner.refused, step)
+        if refused is not None:
+            raise refused
         return metrics
 
     def _finish(self) -> None:

@@ -201,7 +201,8 @@ def _training_reward(history: History, spread: float, won: bool) -> RewardChange
     label, error = "success rate" if won else "reward", max(error or 0.0, variance**0.5)
     ends, means = (_span(first), _span(last)), [m[name] for m in steps]
     # Rewards of one prompt's replies differ, and yet their mean is the same in each step.
-    differ = any((m.get("policy/advantage_zero") or 0.0) < 1 for m in last)
+    of_prompts = {(row.get("task"), row.get("reward")) for row in history.rows if row.get("reward") is not None}
+    differ = len(of_prompts) > len({task for task, _ in of_prompts})
     same = not won and differ and spread > 0 and max(means) - min(means) <= 1e-6 * spread
     return RewardChange(label, before, after, error, spread, freedom, False, OFTEN, won, same, ends)
 
