@@ -1,10 +1,14 @@
 """Memory that runs out: the optimizer step is made anew with smaller micro-batches, and its gradient is the same."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from gradients import batch_of, caught, made_policy
 from rigs import gap, partitions
+from toys import lm
 
+from operant import Learner
 from operant.rollouts.collate import cut, units
 from operant.training.update import UpdateOptions
 from operant.types import Batch, OperantError
@@ -54,6 +58,18 @@ def test_other_errors_are_not_taken_for_it(monkeypatch):
     monkeypatch.setattr(type(policy), "forward", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         caught(policy, batch_of(list(range(9)), policy))
+
+
+def test_a_piece_whose_tokens_importance_leaves_out_is_measured():
+    told = []
+    for micro in (8192, 12):
+        masked = {"importance": "token", "importance_cap": 1.5, "importance_mask": True, "rescore": True}
+        learner = Learner(lm(), algorithm="grpo", epochs=1, micro_tokens=micro, max_tokens=6, **masked)
+        stale = learner.generate([[5, 6, 7]] * 4 + [[8, 9]] * 4)
+        for i, (turn,) in enumerate(rollout.turns for rollout in stale):
+            stale[i] = replace(stale[i], turns=[replace(turn, logprobs=[x - 2 * (i % 2) for x in turn.logprobs])])
+        told.append(learner.step(stale, [float(i % 3) for i in range(8)]))
+    assert told[0]["policy/entropy"] == pytest.approx(told[1]["policy/entropy"], rel=1e-5)
 
 
 @pytest.mark.parametrize("setup", [0, 7, 64, 10_000])

@@ -88,13 +88,14 @@ def backward(
 ) -> None:
     """Add the gradient of a micro-batch to the parameters, and its metrics to the tally.
 
-    A micro-batch of weight 0, which a rank computes while others have more micro-batches than it, adds no metrics.
+    A micro-batch of weight 0, which a rank computes while others have more micro-batches than it, adds no metrics; it
+    has no importance weights, which may make those of a real one 0.
     gap: also add the metrics that compare log-probs before the first optimizer step with those of the batch.
     """
     out, terms = forward(policy, batch, objective, sampling)
     whole = losses.total(terms.pop("loss"), batch)
     whole.backward()
-    if bool(batch.weights.any()):
+    if batch.importance is not None or bool(batch.weights.any()):
         _record(tally, out, batch, terms | {"loss/total": whole.detach()}, gap)
 
 
@@ -281,4 +282,5 @@ def micro_batches(batch: Batch, groups: list[list[int]], budget: int, *, packed:
     """Put groups of rows of similar length together within a budget of tokens. Every rank makes the same number."""
     parts = [batch.rows(torch.tensor(rows)) for rows in cut(batch, groups, budget, packed=packed)]
     missing = range(len(parts), distributed.largest(len(parts)))
-    return parts + [(one := parts[0].rows(slice(0, 1))).with_(weights=torch.zeros_like(one.weights)) for _ in missing]
+    one = parts[0].rows(slice(0, 1))
+    return parts + [one.with_(weights=torch.zeros_like(one.weights), importance=None) for _ in missing]
