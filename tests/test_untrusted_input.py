@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import run_folders
 import torch
+import yaml
 from browsing import chromium, visit
 from cases import cases
 from safetensors.torch import load_file, save_file
@@ -409,15 +410,40 @@ def test_untrusted_records(run, line, capsys):
         (run / name).write_text(whole, encoding="utf-8") if whole else (run / name).unlink()
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "distributions.jsonl", "log.txt", "config.yaml", "lock"])
-def test_a_link_out_of_the_run_folder_is_never_written_through(run, tmp_path, name):
-    outside, there = tmp_path / "outside", (run / name).exists()
-    outside.write_text((run / name).read_text(encoding="utf-8") if there else "mine\n", encoding="utf-8")
-    before = outside.read_bytes()
-    (run / name).unlink(missing_ok=True)
-    (run / name).symlink_to(outside)
+WRITTEN = "metrics.jsonl distributions.jsonl log.txt config.yaml lock rollouts probes checkpoints .report.html.PID.tmp"
+
+
+@cases(*WRITTEN.split())
+def test_a_link_out_of_the_run_folder_is_never_written_through(name, run, tmp_path):
+    outside, inside = tmp_path / "outside", run / name.replace("PID", str(os.getpid()))
+    inside.rename(outside) if inside.exists() else outside.write_text("mine\n", encoding="utf-8")
+    if outside.is_dir():
+        (outside / ".mine.tmp").touch()
+    inside.symlink_to(outside)
+    before = [(path, path.is_file() and path.read_bytes()) for path in (outside, *sorted(outside.rglob("*")))]
+    main(["report", str(run)])
     main(["train", "--resume", str(run), "--steps", "2"])
-    assert outside.read_bytes() == before
+    assert before == [(path, path.is_file() and path.read_bytes()) for path in (outside, *sorted(outside.rglob("*")))]
+
+
+def test_looking_at_a_run_runs_no_code_that_it_names(run, tmp_path):
+    mark, named = tmp_path / "mark", dict.fromkeys(("policy", "engine", "reward", "env"), f"{run / 'own.py'}:part")
+    (run / "own.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n", encoding="utf-8")
+    (run / "config.yaml").write_text(yaml.safe_dump(dict(read_config(run)) | named), encoding="utf-8")
+    asked = [
+        "train",
+        "--policy",
+        str(run),
+        "--tasks",
+        "builtin:openings/train",
+        "--reward",
+        "letters:e",
+        "--steps",
+        "1",
+    ]
+    for words in (["runs", str(run.parent)], *([name, str(run)] for name in ("report", "compare", "diagnose")), asked):
+        main([*words, "--out", str(tmp_path / "other")] if words[0] == "train" else words)
+    assert not mark.exists()
 
 
 def test_a_link_in_place_of_replies_shows_nothing(run, tmp_path):

@@ -125,9 +125,9 @@ class RunFolder:
         path = Path(path)
         folder = cls(path, read_config(path))
         folder.going_on = False
-        for file in (folder.metrics_path, folder.distributions_path, folder.log_path):
-            if file.is_symlink():  # in an untrusted folder, it may lead to any file of this user
-                raise OperantError(f"{file} is a link, and a run writes its own files: put the file itself there")
+        for entry in path.iterdir():
+            if entry.is_symlink():  # in an untrusted folder, it may lead to any file of this user
+                raise OperantError(f"{entry} is a link, and a run writes its own files: put what it leads to there")
         left = lock.take(path / "lock")
         for directory in (path, folder.rollouts_path, folder.probes_path):
             for unfinished in directory.glob(".*.tmp"):  # left by a killed process

@@ -83,7 +83,9 @@ def write_and_sync(path: str | Path, data: str | bytes) -> None:
     # A lone surrogate in some text must not prevent the file from being written.
     content = data if isinstance(data, bytes) else data.encode("utf-8", errors="replace")
     with operation("write", path):
-        Path(path).write_bytes(content)
+        Path(path).unlink(missing_ok=True)  # in an untrusted folder, it may be a link to any file of this user
+        with open(path, "xb") as file:
+            file.write(content)
     sync(path)
 
 
