@@ -96,8 +96,7 @@ class HiddenStates(nn.Module):
             self.positions[side] = int(limit) if limit and limit > 0 else None
         rope = with_defaults(config, PlainConfig).rope_parameters or {}
         if rope.get("rope_type") == "longrope":  # beyond these, one long row changes the angles of all rows of its call
-            limits = (rope["original_max_position_embeddings"], self.positions[None])
-            self.positions[None] = min(int(limit) for limit in limits if limit)
+            self.positions[None] = min(int(rope["original_max_position_embeddings"]), self.positions[None] or 1 << 60)
         self.packing = Packing(model)
         part = adapters.find(model, adapters.TrainedPart)
         self.virtual = list(part.ids) if part is not None else []
