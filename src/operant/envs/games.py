@@ -290,7 +290,9 @@ class TextGames:
             known["options"] = [f" {command}" for command in state.commands]
         shown = observed(state)
         inventory = "" if state.inventory in shown else state.inventory  # it may be what was asked for
-        now = (shown, inventory, listing(state.commands) if self.show_commands else "")
+        offered = state.commands if self.show_commands else ()
+        some = " or ".join(offered) if len(offered) < 3 else f"{', '.join(offered[:-1])}, or {offered[-1]}"
+        now = (shown, inventory, some)
         count = self._count or len
         if self.memory is None and reply is not None:
             examples = memory.past[len(memory.past) - len(known["examples"]) :]
@@ -309,8 +311,3 @@ class TextGames:
 def observed(state: GameState) -> str:
     """What a state shows: the answer, and the description of the place if it is not part of the answer."""
     return state.text if state.description in state.text else f"{state.text}\n{state.description}".strip()
-
-
-def listing(commands: tuple[str, ...]) -> str:
-    """`a, b, or c`."""
-    return " or ".join(commands) if len(commands) < 3 else f"{', '.join(commands[:-1])}, or {commands[-1]}"
