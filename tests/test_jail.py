@@ -76,6 +76,8 @@ DOUBLE = "def f(x): return x * 2"
         ("def f(x): return math.floor(x)", ["f(1)"], "runtime", "NameError: name 'math' is not defined (line 1)"),
         ("from contextlib import suppress", [(same := "def go():\n    with suppress(KeyError): raise KeyError\ngo()"),
          same + "\nassert 1"], "passed passed", ""),
+        ("def E(x): return AssertionError\ndef f(x): pass", ["E = E(1)", "try: assert f(1)\nexcept E: pass"],
+         "passed failed", "test 2: try: assert f(1): f(1) returned None"),  # it is bound where nothing is caught
         (DOUBLE, [], "", ""),
 )  # fmt: skip
 def test_verdicts(source: str, tests: list[str], results: str, message: str, jail: Jail) -> None:
