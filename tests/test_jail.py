@@ -73,6 +73,7 @@ DOUBLE = "def f(x): return x * 2"
         ("def math(x): return x\nmath.floor = math", ["assert math.floor(1.5) == 1", "assert math(1) == 1"],
          "passed runtime", "TypeError: 'module' object is not callable"),  # a test looks into it: it is the module
         ("def sum(a, b): return a + b", ["assert sum(1, 2) == 3"], "passed", ""),  # it may be called as a builtin is
+        ("class queue: push = abs", ["assert queue.push(-2) == 2"], "passed", ""),  # no module has that
         ("def f(x): return math.floor(x)", ["f(1)"], "runtime", "NameError: name 'math' is not defined (line 1)"),
         ("from contextlib import suppress", [(same := "def go():\n    with suppress(KeyError): raise KeyError\ngo()"),
          same + "\nassert 1"], "passed passed", ""),

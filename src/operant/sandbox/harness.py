@@ -49,7 +49,7 @@ MODULES = frozenset(
     "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator random re "
     "statistics string sys typing".split()
 )
-"""What a test may name without importing it: many published ones rely on the program's imports."""
+"""What a test may name without importing it: many published ones rely on the program's imports. It may look into any."""
 STANDARD = {"fractions": {"Fraction"}, "decimal": {"Decimal"}, "uuid": {"UUID"}, "re": {"Pattern"}}
 STANDARD["datetime"] = {"date", "datetime", "time", "timedelta", "timezone"}
 """Classes whose values travel as such, beside the plain ones."""
@@ -1394,13 +1394,14 @@ class Checker:
         self.peer = Peer(self.run.read, self.run.write, trusted=False)
         self.peer.asserts = self.asserts
         self.offer("same", same)
-        wanted, shadows, called, modules = set(), set(), set(), set()
+        wanted, shadows, called, modules = set(), set(), set(), {}
         texts = [self.setup, *(test[0] for test in self.tests if len(test) == 1)]
         for code in texts:
             try:
                 found = {name for part in parts(self.compile(code)) for name in part.co_names}
                 # To walk a syntax tree takes longer than all the rest of this loop.
-                tree = compile(code, TEST, "exec", ONLY_AST, dont_inherit=True) if found & MODULES else None
+                known = found & sys.stdlib_module_names
+                tree = compile(code, TEST, "exec", ONLY_AST, dont_inherit=True) if known else None
             except Exception:  # the test itself fails with it, where it is run
                 continue
             wanted |= found - vars(builtins).keys() - MODULES
@@ -1412,10 +1413,18 @@ class Checker:
                     case "Call", fields:
                         called.add(vars(fields["func"]).get("id", ""))
                     case "Attribute", fields:
-                        modules.add(vars(fields["value"]).get("id", ""))
+                        modules.setdefault(vars(fields["value"]).get("id", ""), set()).add(fields["attr"])
         # What tests call and do not look into is a function of that name, such as `copy` or `statistics`. A test that
         # imports one binds the name itself.
-        wanted |= called & MODULES - modules
+        wanted |= called & MODULES - modules.keys()
+        for name in wanted & sys.stdlib_module_names & modules.keys():
+            try:
+                module = __import__(name, fromlist=[*modules[name]])  # with the modules in it
+            except Exception:
+                continue
+            if all(hasattr(module, attribute) for attribute in modules[name]):  # else it is an object of the program's
+                self.offer(name, module)
+                wanted.remove(name)
         # A builtin means itself, and so does `same`, unless nothing else can be what is tested: a program must not
         # redefine `abs` or `set`.
         wanted = wanted - {"same"} or wanted or (shadows if len(shadows) == 1 else set())
