@@ -57,6 +57,8 @@ LENT = {"_io": ("StringIO", "BytesIO"), "types": ("SimpleNamespace",), "unittest
 """Classes of the standard library that a program may look into as it may into the test's own."""
 MOCKED = ("attach_mock", "configure_mock", "reset_mock")
 """Methods of a mock that would change what a test asserts of it."""
+RECORDED = ("called", "call_count", "call_args", "call_args_list", "mock_calls", "method_calls")
+"""What a program may read of a mock, and not set."""
 MADE_OF = {"UUID": lambda value: (str(value),), "Pattern": lambda value: (value.pattern, value.flags)}
 """What makes a value of these again; the others say it themselves."""
 
@@ -509,7 +511,8 @@ class Peer:
         if name == "__signature__":
             return [self.signature(value)]
         found = getattr(value, name)
-        return [self.pack(dict(found) if name == "__dict__" else list(found) if name == FIELDS else found)]
+        copied = name == FIELDS or (name in RECORDED and isinstance(found, list) and not self.trusted and is_mock(value))
+        return [self.pack(dict(found) if name == "__dict__" else list(found) if copied else found)]
 
     def signature(self, value):
         """Name, kind, default and annotation of each parameter, and the annotation of the result."""
@@ -518,9 +521,14 @@ class Peer:
         return self.pack([parts, given(found.return_annotation)])
 
     def answer_set(self, number: int, name: str, data):
-        if callable(getattr(type(self.mine(number, name)), name, None)) and not self.trusted:
+        value = self.mine(number, name)
+        if callable(getattr(type(value), name, None)) and not self.trusted:
             raise AttributeError(f"a test keeps its method {name}")
-        setattr(self.mine(number, name), name, self.unpack(data))
+        if is_mock(value) and not self.trusted:
+            now = getattr(value, name, None)
+            if name in RECORDED or (is_mock(now) and now.mock_calls):
+                raise AttributeError(f"a test keeps what its mock has recorded as {name}")
+        setattr(value, name, self.unpack(data))
         return []
 
     def answer_await(self, number: int):
@@ -594,6 +602,10 @@ class Printed:
 
     def isatty(self) -> bool:
         return False
+
+
+def is_mock(value) -> bool:
+    return any(kind.__module__ == "unittest.mock" for kind in type(value).__mro__)
 
 
 def given(value):
