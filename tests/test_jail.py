@@ -126,6 +126,12 @@ def test_an_object_that_a_test_passes_keeps_what_is_hidden(jail: Jail) -> None:
     assert verdict.share == 0, verdict.results
 
 
+@cases("learns", "learns by a file")
+def test_an_operand_of_a_test_that_fails_is_forgotten(name: str, jail: Jail) -> None:
+    program = Program(GIVEN[name], [Code("assert abs(f(2) - 1.41) < 0.01"), Code("assert f(2) == 1.41")])
+    assert jail.run([program])[0].share == 0
+
+
 EQUAL_LIST = "class L(list):\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False"
 
 

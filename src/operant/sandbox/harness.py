@@ -188,8 +188,8 @@ class Peer:
         """What a function of the test's has asserted in vain, when the program called it."""
         self.expects = False
         """Whether this test expects an assertion to fail."""
-        self.unshown = False
-        """Whether an object of the program's that has an `__eq__` has been compared with a value of the test's."""
+        self.unshown = self.shown = False
+        """Whether an object of the program's has been compared with a value of the test's, or told one as an operand."""
         self.asserts: Any = lambda frame: False
         """Whether the `with` that this frame of a test is about to leave asserts something."""
         self.stops = True
@@ -841,6 +841,7 @@ def operator(special: str):
         told = self.__peer__.told
         if number_of(other) is not None and not told.keys() & {number_of(self), number_of(other)}:
             return related(self, special, other)
+        self.__peer__.shown = True
         result = operate(self, special, other)
         if not issubclass(type(result), Remote):
             raise TypeError(UNSHOWN)
@@ -1330,12 +1331,15 @@ class Checker:
         self.compiled: dict = {}
         """The code object of each test that compiles, by its text."""
         self.stopped: Ended | None = None
+        self.untouched = os.stat(".").st_ctime_ns
+        """When something was last put into the folder of the programs, which are not started yet."""
 
     def judge(self) -> None:
         """Write a frame for each test: index, outcome, message, processor time, whether it trusts the program."""
         for index, test in enumerate(self.tests):
             if self.peer:
-                self.peer.last, self.peer.trusting, self.peer.unshown, self.peer.failed = "", False, False, None
+                self.peer.last, self.peer.failed = "", None
+                self.peer.trusting = self.peer.unshown = self.peer.shown = False
             if self.each:
                 self.until = self.used() + self.seconds
             try:
@@ -1345,18 +1349,25 @@ class Checker:
             except Ended as end:
                 outcome, message = end.outcome, end.message
                 self.stopped = end if outcome == UNCOMPILED or self.spent > self.until else self.stopped
-                if self.run:
-                    self.run.close()
-                    self.run = None
+                self.end()
             except Exception as error:  # of the checker itself, such as of a text that cannot be shown
                 outcome, message = CRASHED, type(error).__name__
             trusting = bool(self.peer and self.peer.trusting)
             if os.getpid() != self.process:  # a test has forked: the copy has nothing to report
                 os._exit(1)
+            if outcome != PASSED and self.peer and self.peer.shown:  # it shall pass no test by what it has been told
+                self.end()
+                if os.stat(".").st_ctime_ns != self.untouched:
+                    self.stopped = Ended(FAILED, "it may have kept in a file what an earlier test has told its operators")
             message = message if outcome == PASSED else message[:300]
             rest = self.nonce + frame([index, outcome, message, self.used(), trusting])
             while rest:
                 rest = rest[os.write(self.results, rest) :]
+
+    def end(self) -> None:
+        if self.run:
+            self.run.close()
+            self.run = None
 
     def used(self) -> float:
         return self.spent + (self.run.used() if self.run else 0.0)
@@ -1479,9 +1490,7 @@ class Checker:
     # --- tests that are a standard input
 
     def printed(self, index: int, given: str, expected: str | None) -> tuple[str, str]:
-        if self.run:  # one program at a time: the nursery waits for its end
-            self.run.close()
-            self.run = None
+        self.end()  # one program at a time: the nursery waits for its end
         run = Running(self, b"m")
         try:
             run.exchange(given.encode(errors="surrogateescape"), None)
