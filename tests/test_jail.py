@@ -332,10 +332,21 @@ def test_landlock_lets_programs_write_to_the_null_device_alone(monkeypatch: pyte
     monkeypatch.setattr(levels.ctypes, "CDLL", lambda *given, **more: SimpleNamespace(syscall=lambda *call: 6))
     rights = levels.landlock(JailOptions()).settings["landlock"]
     execute, write, read, folders = 1, 2, 4, 8
-    allowed = {path: bits for path, bits in rights["paths"]}
-    assert allowed.pop("/dev/null") == write | read and set(allowed) == set(levels.system_folders())
-    assert set(allowed.values()) == {read | folders} and rights["files"] & (execute | write) == execute | write
+    allowed = dict(rights["paths"])
+    assert allowed.pop("/dev/null") == write | read and rights["files"] & (execute | write) == execute | write
+    system = tuple(map(os.path.realpath, levels.system_folders()))
+    assert {*allowed.values()} <= {read, folders, read | folders} and all(path.startswith(system) for path in allowed)
+    readable = tuple(f"{path}/" for path, bits in allowed.items() if bits & read)
+    assert not [path for path in levels.packages(*system) if f"{path}/".startswith(readable)]
     assert (rights["net"], rights["scoped"]) == (3, 3)
+
+
+def test_a_folder_of_python_that_holds_the_home_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(levels.sys, "base_prefix", str(tmp_path))
+    for home in (tmp_path, tmp_path / "user"):
+        monkeypatch.setenv("HOME", str(home))
+        with pytest.raises(OperantError, match="holds the home folder .*: use a Python"):
+            levels.system_folders()
 
 
 @pytest.fixture

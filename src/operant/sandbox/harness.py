@@ -974,7 +974,10 @@ def landlock(abi: int, paths: list, files: int, net: int, scoped: int) -> None:
     fields = b"".join(rights.to_bytes(8, sys.byteorder) for rights in (files, net, scoped))
     ruleset = call("syscall", LANDLOCK_CREATE, fields, 8 if abi < 4 else 16 if abi < 6 else 24, 0)
     for path, rights in paths:
-        folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:  # it has gone, or is not for this user
+            continue
         rule = rights.to_bytes(8, sys.byteorder) + folder.to_bytes(4, sys.byteorder)
         call("syscall", LANDLOCK_ADD, ruleset, 1, rule, 0)
         os.close(folder)
