@@ -49,7 +49,7 @@ MODULES = frozenset(
     "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator random re "
     "statistics string sys typing".split()
 )
-"""What a test may name without importing it: many published ones rely on the program's imports. It may look into any."""
+"""What a test may name without importing it: many published ones rely on the program's imports. It looks into any."""
 STANDARD = {"fractions": {"Fraction"}, "decimal": {"Decimal"}, "uuid": {"UUID"}, "re": {"Pattern"}}
 STANDARD["datetime"] = {"date", "datetime", "time", "timedelta", "timezone"}
 """Classes whose values travel as such, beside the plain ones."""
@@ -82,6 +82,7 @@ def frame(data: object) -> bytes:
 # --- values ---------------------------------------------------------------------------------------------------------
 
 SEQUENCES = {"t": tuple, "f": frozenset}
+SIMPLE = {"i": lambda text: int(text, 16), "b": lambda text: bytes(text, "latin-1"), "c": complex}
 SHARED = {"l": list, "s": set, "q": deque, "B": bytearray, "o": OrderedDict, "D": defaultdict, "C": dict, "d": dict}
 """What can be changed, by the letter that it travels behind, a class before its own bases; C is a Counter."""
 CONTAINERS = (list, set, deque, bytearray, dict)
@@ -130,11 +131,9 @@ class Wide(type):
     """Of classes that a test gets for what would catch its own assertions: they equal it, but catch nothing."""
 
     def __eq__(cls, other) -> bool:  # not where a test may ask for the class of what it has raised itself
-        alike = other is TYPES[cls.__name__] and other is not AssertionError and sys.exc_info()[0] is None
-        return alike or other is cls
+        return other is cls or (other is TYPES[cls.__name__] and other is not AssertionError and not sys.exc_info()[0])
 
-    def __hash__(cls) -> int:
-        return hash(TYPES[cls.__name__])
+    __hash__ = type.__hash__
 
 
 SHOWN = TYPES | {
@@ -189,7 +188,7 @@ class Peer:
         self.expects = False
         """Whether this test expects an assertion to fail."""
         self.unshown = self.shown = False
-        """Whether an object of the program's has been compared with a value of the test's, or told one as an operand."""
+        """Whether an object of the program's was compared with a value of the test's, and whether it was told one."""
         self.asserts: Any = lambda frame: False
         """Whether the `with` that this frame of a test is about to leave asserts something."""
         self.stops = True
@@ -334,12 +333,8 @@ class Peer:
             return self.received(tag, *rest)
         if tag in SEQUENCES:
             return SEQUENCES[tag](map(self.unpack, rest))
-        if tag == "i":
-            return int(rest[0], 16)
-        if tag == "b":
-            return bytes(rest[0], "latin-1")
-        if tag == "c":
-            return complex(*rest)
+        if tag in SIMPLE:
+            return SIMPLE[tag](*rest)
         if tag == "r" or tag == "slice":
             return (range if tag == "r" else slice)(*map(self.unpack, rest))
         if tag == "view":
@@ -401,7 +396,8 @@ class Peer:
             methods = {key: operator(key) for key in special if key in SPECIAL and key not in ROOTED}
             if any(issubclass(base, CONTAINERS) for base in found):
                 methods = {key: method for key, method in methods.items() if key.strip("_") not in (*ORDER, "hash")}
-                methods |= {key: asked(key) for key in special if key[0] != "_"} | CONTAINER_METHODS
+                own = {key: property(lambda self, key=key: look(self, key)) for key in special if key[0] != "_"}
+                methods |= own | CONTAINER_METHODS
             elif any(issubclass(base, (BaseException, *FIXED)) for base in found):
                 methods = {key: method for key, method in methods.items() if key in TEXTS} | FIXED_METHODS
             else:
@@ -511,8 +507,8 @@ class Peer:
         if name == "__signature__":
             return [self.signature(value)]
         found = getattr(value, name)
-        copied = name == FIELDS or (name in RECORDED and isinstance(found, list) and not self.trusted and is_mock(value))
-        return [self.pack(dict(found) if name == "__dict__" else list(found) if copied else found)]
+        kept = name == FIELDS or (not self.trusted and name in RECORDED and isinstance(found, list) and is_mock(value))
+        return [self.pack(dict(found) if name == "__dict__" else list(found) if kept else found)]
 
     def signature(self, value):
         """Name, kind, default and annotation of each parameter, and the annotation of the result."""
@@ -522,12 +518,10 @@ class Peer:
 
     def answer_set(self, number: int, name: str, data):
         value = self.mine(number, name)
-        if callable(getattr(type(value), name, None)) and not self.trusted:
-            raise AttributeError(f"a test keeps its method {name}")
-        if is_mock(value) and not self.trusted:
-            now = getattr(value, name, None)
-            if name in RECORDED or (is_mock(now) and now.mock_calls):
-                raise AttributeError(f"a test keeps what its mock has recorded as {name}")
+        now = getattr(value, name, None) if is_mock(value) and not self.trusted else None
+        kept = is_mock(value) and (name in RECORDED or (is_mock(now) and now.mock_calls))
+        if not self.trusted and (kept or callable(getattr(type(value), name, None))):
+            raise AttributeError(f"a test keeps its {name}, a method or what a mock has recorded")
         setattr(value, name, self.unpack(data))
         return []
 
@@ -563,13 +557,8 @@ class Peer:
         return []
 
 
-def of_class(special: str):
-    """What calls the special method of a value's class."""
-    return lambda value, *args: getattr(type(value), special)(value, *args)
-
-
 BY_NAME = {
-    **{name: of_class(f"__{name}__") for name in
+    **{name: lambda value, *args, special=f"__{name}__": getattr(type(value), special)(value, *args) for name in
        "get set delete set_name missing enter exit aenter aexit aiter anext trunc floor ceil".split()},
     "bool": bool, "len": len, "str": str, "repr": repr, "int": int, "float": float, "complex": complex, "next": next,
     "iter": iter, "reversed": reversed, "hash": hash, "format": format, "round": round, "delattr": delattr, "dir": dir,
@@ -628,6 +617,11 @@ def built(name: str, bases: list, methods: dict) -> type:
     raise TypeError(f"no class stands in for {name}")
 
 
+def sent(special: str) -> "Any":
+    """A special method of stand-ins that the other end's own answers."""
+    return lambda self, *args: operate(self, special, *args)
+
+
 class RemoteClass(type):
     """The class of classes that stand in for classes of the other end."""
 
@@ -654,14 +648,7 @@ class RemoteClass(type):
 
     __doc__ = property(lambda cls: look(cls, "__doc__"))  # pyright: ignore[reportAssignmentType]
 
-    def __iter__(cls):
-        return operate(cls, "__iter__")
-
-    def __getitem__(cls, key):
-        return operate(cls, "__getitem__", key)
-
-    def __len__(cls):
-        return operate(cls, "__len__")
+    __iter__, __getitem__, __len__ = map(sent, ("__iter__", "__getitem__", "__len__"))
 
     def __bool__(cls):
         return True
@@ -740,9 +727,6 @@ class Remote(metaclass=RemoteClass):
     def __setattr__(self, name: str, value) -> None:
         self.__peer__.ask("set", self.__number__, name, self.__peer__.pack(value))
 
-    def __delattr__(self, name: str) -> None:
-        operate(self, "__delattr__", name)
-
     def __eq__(self, other) -> bool:
         if self is other or number_of(other) is None:
             return self is other
@@ -760,14 +744,10 @@ class Remote(metaclass=RemoteClass):
             raise TypeError(UNSHOWN) from None
         return any(value is one or value == one for one in parts)
 
-    def __copy__(self):
-        return operate(self, "__copy__")
+    __delattr__, __copy__, __dir__ = map(sent, ("__delattr__", "__copy__", "__dir__"))
 
     def __deepcopy__(self, memo):
         return operate(self, "__deepcopy__")
-
-    def __dir__(self):
-        return operate(self, "__dir__")
 
 
 ROOTED = vars(Remote).keys() - {"__eq__", "__hash__", "__contains__"}
@@ -778,11 +758,6 @@ FIXED_METHODS["__getattr__"] = Remote.__getattr__
 
 CONTAINER_METHODS = {f"__{n}__": vars(Remote)[f"__{n}__"] for n in "getattr setattr delattr copy deepcopy".split()}
 """Of an object that is built on a list, or the like: it has its content here, and asks for the rest."""
-
-
-def asked(name: str) -> property:
-    """A method of such an object that its class has itself."""
-    return property(lambda self: look(self, name))
 
 
 class Callee(Remote):
@@ -831,9 +806,6 @@ async def loud(value):
 def operator(special: str):
     """A special method of stand-ins. That of two may make an object of a value of the test's, and nothing plain."""
 
-    def alone(self, *args):
-        return operate(self, special, *args)
-
     def ordered(self, other):
         return NotImplemented if number_of(other) is None else related(self, special, other)
 
@@ -870,7 +842,7 @@ def operator(special: str):
     word = special.strip("_")
     own = {"call": call, "contains": contains, "eq": equal, "exit": leave, "aexit": leave}
     own["await"] = lambda self: waiting(self).__await__()
-    return own.get(word) or (alone if word in ALONE else ordered if word in ORDER else paired)
+    return own.get(word) or (sent(special) if word in ALONE else ordered if word in ORDER else paired)
 
 
 def is_counter(kind: type) -> bool:
@@ -940,20 +912,9 @@ def short(value, most: int = 80) -> str:
 # --- the program ----------------------------------------------------------------------------------------------------
 
 
-class Word(_ctypes._SimpleCData):
-    _type_ = "L"
-
-
-class Byte(_ctypes._SimpleCData):
-    _type_ = "c"
-
-
-class Long(_ctypes._SimpleCData):
-    _type_ = "l"
-
-
-class Function(_ctypes.CFuncPtr):
-    _flags_, _restype_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO, Long
+Word, Byte, Long = (type("C", (_ctypes._SimpleCData,), {"_type_": letter}) for letter in "Lcl")
+FLAGS = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+Function: "Any" = type("Function", (_ctypes.CFuncPtr,), {"_flags_": FLAGS, "_restype_": Long})
 
 
 def call(name: str, *values: "int | bytes") -> int:
@@ -1074,7 +1035,10 @@ def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> 
     sys.modules[module.__name__] = module
     sys.argv = [""]
     builtins.exit = builtins.quit = sys.exit  # the interpreter has started without `site`
-    builtins.open = vars(sys.modules["io"])["open"] = opened(builtins.open)
+    plain = builtins.open
+    builtins.open = vars(sys.modules["io"])["open"] = lambda file, *how, **more: plain(
+        os.dup(STREAMS[file]) if type(file) is str and file in STREAMS else file, *how, **more
+    )
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     given.clear()
     try:
@@ -1113,15 +1077,6 @@ STREAMS = {
 """Files that are streams of a program: its own are sockets, which no path opens, and there may be no `/dev`."""
 
 
-def opened(plain):
-    """`open`, that function, with the streams of a program."""
-
-    def open(file, *how, **more):
-        return plain(os.dup(STREAMS[file]) if type(file) is str and file in STREAMS else file, *how, **more)
-
-    return open
-
-
 def compiled(*source, **how):
     """A program that may return at its top level, which APPS' judge takes for the body of a function."""
     try:
@@ -1152,31 +1107,27 @@ def in_function(tree, first: str):
 def serve(module) -> None:
     """Answer the checker's questions about the program."""
 
-    def read():
-        size = int.from_bytes(exactly(3, 4), "big")
-        return scan(exactly(3, size).decode(), 0)[0]
-
     def write(*messages) -> None:
         rest = b"".join(map(frame, [*(["printed", *line] for line in peer.printed), *messages]))
         peer.printed.clear()
         while rest:
             rest = rest[os.write(3, rest) :]
 
-    peer = Peer(read, write, trusted=True)
+    peer = Peer(lambda: scan(exactly(int.from_bytes(exactly(4), "big")).decode(), 0)[0], write, trusted=True)
     peer.keep(module)
     write(["ready"])
     while True:
-        kind, *rest = read()
+        kind, *rest = peer.read()
         if kind == "news":
             peer.hear(*rest)
         else:
             peer.tell(peer.answer(kind, rest))
 
 
-def exactly(fd: int, size: int) -> bytes:
+def exactly(size: int) -> bytes:
     parts = []
     while size:
-        part = os.read(fd, min(size, 1 << 20))
+        part = os.read(3, min(size, 1 << 20))
         if not part:
             os._exit(0)
         parts.append(part)
@@ -1334,8 +1285,7 @@ class Checker:
         self.compiled: dict = {}
         """The code object of each test that compiles, by its text."""
         self.stopped: Ended | None = None
-        self.untouched = os.stat(".").st_ctime_ns
-        """When something was last put into the folder of the programs, which are not started yet."""
+        self.untouched = os.stat(".").st_ctime_ns  # when something was last put where the programs may write
 
     def judge(self) -> None:
         """Write a frame for each test: index, outcome, message, processor time, whether it trusts the program."""
@@ -1361,7 +1311,7 @@ class Checker:
             if outcome != PASSED and self.peer and self.peer.shown:  # it shall pass no test by what it has been told
                 self.end()
                 if os.stat(".").st_ctime_ns != self.untouched:
-                    self.stopped = Ended(FAILED, "it may have kept in a file what an earlier test has told its operators")
+                    self.stopped = Ended(FAILED, "a file may have what an earlier test has told its operators")
             message = message if outcome == PASSED else message[:300]
             rest = self.nonce + frame([index, outcome, message, self.used(), trusting])
             while rest:

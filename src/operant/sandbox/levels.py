@@ -52,8 +52,7 @@ def system_folders() -> list[str]:
     home = os.path.realpath(os.path.expanduser("~"))
     for prefix in map(os.path.realpath, prefixes):
         held = prefix != "/usr" and os.path.commonpath([home, prefix]) == prefix
-        how = "which a program would read: use a Python that is installed in a folder of its own"
-        require(not held, f"Python's folder {prefix} holds the home folder {home}, {how}")
+        require(not held, f"programs would read the home folder {home} in Python's {prefix}: use a Python in another")
     own = [f"{prefix}/{part}" for prefix in prefixes for part in ("bin", "lib", "lib64")]
     return [path for path in (*own, "/usr", "/lib", "/lib32", "/lib64") if os.path.exists(path)]
 

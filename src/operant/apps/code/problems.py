@@ -50,8 +50,7 @@ class Problem:
 
 def program_in(reply: str) -> str:
     """The program in a reply: its first fenced block of code, or the whole reply if there is none."""
-    fenced = FENCED.search(reply)
-    return fenced.group(1) if fenced else reply
+    return fenced.group(1) if (fenced := FENCED.search(reply)) else reply
 
 
 def problem_of(task: Task) -> Problem:
@@ -91,10 +90,7 @@ def unkept(*codes: str) -> str | None:
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
     looked = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
     if foreign := sorted(looked & FOREIGN - bound - {node.arg for node in nodes if isinstance(node, ast.arg)}):
-        return (
-            f"a test looks into {foreign[0]}, which it does not import, so that a program could bring its own (only the "
-            "standard library is at hand); compare plain data, or leave the row out"
-        )
+        return f"a test looks into {foreign[0]} without an import, which a program may then define; leave the row out"
     for node in [one for module in nodes if isinstance(module, ast.Module) for one in module.body]:
         name = node.name if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) else ""
         asserts = name and any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
