@@ -172,11 +172,12 @@ def huge_answer(rollouts):
     return judged(rollouts, lambda: "x" * (8 << 20))
 
 
-def raises(rollouts):
-    def fail():
-        raise ValueError("no such word")
+def fail(error):
+    raise error
 
-    return judged(rollouts, fail)
+
+def raises(rollouts):
+    return judged(rollouts, lambda: fail(ValueError("no such word")))
 
 
 class Unshowable(Exception):
@@ -185,10 +186,7 @@ class Unshowable(Exception):
 
 
 def raises_what_cannot_be_shown(rollouts):
-    def fail():
-        raise Unshowable
-
-    return judged(rollouts, fail)
+    return judged(rollouts, lambda: fail(Unshowable()))
 
 
 def chatters(rollouts):
@@ -277,13 +275,11 @@ def how_many(rollouts):
 
 def forks_until_refused(rollouts):
     made = 0
-    try:
+    with contextlib.suppress(OSError):
         while made < 500:
             if os.fork() == 0:
                 time.sleep(1000)
             made += 1
-    except OSError:
-        pass
     return [float(made) for _ in rollouts]
 
 

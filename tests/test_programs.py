@@ -276,7 +276,7 @@ UNITTEST = "import unittest\nclass TestF(unittest.TestCase):\n    def test_f(sel
     ("def test_f(): assert f(2) == 4", "test_f()"),
     ("class A: pass", "class B(A): pass\nassert f(B())"),
     ("", "class B(dict): pass\nclass C(collections.OrderedDict, B): pass\nclass D(TheirError): pass"),
-    ("", "def patch(x): return x\nassert patch(f(1)) == 1 and getsource(2) == 1"),
+    ("", "def patch(np): return np.real\nassert patch(f(1)) == 1 and getsource(2) == 1 and np(2) == 1"),
     ("", "import io, sys\nsys.stdout = io.StringIO()\nf()\nassert sys.stdout.getvalue() == '1'"),
 )
 def test_a_test_that_does_not_need_the_programs_process_is_taken(setup, test):

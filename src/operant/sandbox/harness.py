@@ -49,7 +49,7 @@ MODULES = frozenset(
     "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator random re "
     "statistics string sys typing".split()
 )
-"""What a test may name without importing it: many published ones rely on the program's imports."""
+"""What a test may name without importing it: many published ones rely on the program's imports. It looks into any."""
 STANDARD = {"fractions": {"Fraction"}, "decimal": {"Decimal"}, "uuid": {"UUID"}, "re": {"Pattern"}}
 STANDARD["datetime"] = {"date", "datetime", "time", "timedelta", "timezone"}
 """Classes whose values travel as such, beside the plain ones."""
@@ -57,6 +57,8 @@ LENT = {"_io": ("StringIO", "BytesIO"), "types": ("SimpleNamespace",), "unittest
 """Classes of the standard library that a program may look into as it may into the test's own."""
 MOCKED = ("attach_mock", "configure_mock", "reset_mock")
 """Methods of a mock that would change what a test asserts of it."""
+RECORDED = ("called", "call_count", "call_args", "call_args_list", "mock_calls", "method_calls")
+"""What a program may read of a mock, and not set."""
 MADE_OF = {"UUID": lambda value: (str(value),), "Pattern": lambda value: (value.pattern, value.flags)}
 """What makes a value of these again; the others say it themselves."""
 
@@ -80,6 +82,7 @@ def frame(data: object) -> bytes:
 # --- values ---------------------------------------------------------------------------------------------------------
 
 SEQUENCES = {"t": tuple, "f": frozenset}
+SIMPLE = {"i": lambda text: int(text, 16), "b": lambda text: bytes(text, "latin-1"), "c": complex}
 SHARED = {"l": list, "s": set, "q": deque, "B": bytearray, "o": OrderedDict, "D": defaultdict, "C": dict, "d": dict}
 """What can be changed, by the letter that it travels behind, a class before its own bases; C is a Counter."""
 CONTAINERS = (list, set, deque, bytearray, dict)
@@ -124,6 +127,22 @@ class ProgramError(Exception):
     """An exception of the program that has no builtin class."""
 
 
+class Wide(type):
+    """Of classes that a test gets for what would catch its own assertions: they equal it, but catch nothing."""
+
+    def __eq__(cls, other) -> bool:  # not where a test may ask for the class of what it has raised itself
+        return other is cls or (other is TYPES[cls.__name__] and other is not AssertionError and not sys.exc_info()[0])
+
+    __hash__ = type.__hash__
+
+
+SHOWN = TYPES | {
+    name: Wide(name, (ProgramError,), {"__module__": "builtins"})
+    for name in ("AssertionError", "Exception", "BaseException")
+}
+"""The classes of `TYPES` as a test gets them of a program."""
+
+
 class Ended(BaseException):
     """The program is no more. Not an Exception: a test must not catch it."""
 
@@ -166,10 +185,10 @@ class Peer:
         answer of a method that a text has."""
         self.failed: Any = None
         """What a function of the test's has asserted in vain, when the program called it."""
-        self.catches = self.expects = False
-        """Whether tests catch exceptions at all, and whether this one expects an assertion to fail."""
-        self.unshown = False
-        """Whether an object of the program's that has an `__eq__` has been compared with a value of the test's."""
+        self.expects = False
+        """Whether this test expects an assertion to fail."""
+        self.unshown = self.shown = False
+        """Whether an object of the program's was compared with a value of the test's, and whether it was told one."""
         self.asserts: Any = lambda frame: False
         """Whether the `with` that this frame of a test is about to leave asserts something."""
         self.stops = True
@@ -203,7 +222,7 @@ class Peer:
         if kind in VIEWS:
             return ["view", VIEWS[kind], self.pack(dict(value.mapping))]
         if isinstance(value, type):
-            if TYPES.get(value.__name__) is value:
+            if TYPES.get(value.__name__) is value or type(value) is Wide:
                 return ["type", value.__name__]
             found = self.described(value)
             self.passed.add(found[1])
@@ -314,12 +333,8 @@ class Peer:
             return self.received(tag, *rest)
         if tag in SEQUENCES:
             return SEQUENCES[tag](map(self.unpack, rest))
-        if tag == "i":
-            return int(rest[0], 16)
-        if tag == "b":
-            return bytes(rest[0], "latin-1")
-        if tag == "c":
-            return complex(*rest)
+        if tag in SIMPLE:
+            return SIMPLE[tag](*rest)
         if tag == "r" or tag == "slice":
             return (range if tag == "r" else slice)(*map(self.unpack, rest))
         if tag == "view":
@@ -327,9 +342,8 @@ class Peer:
         if tag == "standard" and rest[1] in STANDARD[rest[0]]:
             make = "compile" if rest[1] == "Pattern" else rest[1]
             return getattr(__import__(rest[0]), make)(*map(self.unpack, rest[2:]))
-        if tag == "type":  # as one of these it would catch the test's own assertions
-            wide = self.catches and rest[0] in ("AssertionError", "Exception", "BaseException")
-            return ProgramError if wide else TYPES[rest[0]]
+        if tag == "type":
+            return (TYPES if self.trusted else SHOWN)[rest[0]]
         if tag == "yours":
             return self.kept[rest[0]]
         if tag == "class":
@@ -382,7 +396,8 @@ class Peer:
             methods = {key: operator(key) for key in special if key in SPECIAL and key not in ROOTED}
             if any(issubclass(base, CONTAINERS) for base in found):
                 methods = {key: method for key, method in methods.items() if key.strip("_") not in (*ORDER, "hash")}
-                methods |= {key: asked(key) for key in special if key[0] != "_"} | CONTAINER_METHODS
+                own = {key: property(lambda self, key=key: look(self, key)) for key in special if key[0] != "_"}
+                methods |= own | CONTAINER_METHODS
             elif any(issubclass(base, (BaseException, *FIXED)) for base in found):
                 methods = {key: method for key, method in methods.items() if key in TEXTS} | FIXED_METHODS
             else:
@@ -492,7 +507,8 @@ class Peer:
         if name == "__signature__":
             return [self.signature(value)]
         found = getattr(value, name)
-        return [self.pack(dict(found) if name == "__dict__" else list(found) if name == FIELDS else found)]
+        kept = name == FIELDS or (not self.trusted and name in RECORDED and isinstance(found, list) and is_mock(value))
+        return [self.pack(dict(found) if name == "__dict__" else list(found) if kept else found)]
 
     def signature(self, value):
         """Name, kind, default and annotation of each parameter, and the annotation of the result."""
@@ -501,9 +517,12 @@ class Peer:
         return self.pack([parts, given(found.return_annotation)])
 
     def answer_set(self, number: int, name: str, data):
-        if callable(getattr(type(self.mine(number, name)), name, None)) and not self.trusted:
-            raise AttributeError(f"a test keeps its method {name}")
-        setattr(self.mine(number, name), name, self.unpack(data))
+        value = self.mine(number, name)
+        now = getattr(value, name, None) if is_mock(value) and not self.trusted else None
+        kept = is_mock(value) and (name in RECORDED or (is_mock(now) and now.mock_calls))
+        if not self.trusted and (kept or callable(getattr(type(value), name, None))):
+            raise AttributeError(f"a test keeps its {name}, a method or what a mock has recorded")
+        setattr(value, name, self.unpack(data))
         return []
 
     def answer_await(self, number: int):
@@ -538,13 +557,8 @@ class Peer:
         return []
 
 
-def of_class(special: str):
-    """What calls the special method of a value's class."""
-    return lambda value, *args: getattr(type(value), special)(value, *args)
-
-
 BY_NAME = {
-    **{name: of_class(f"__{name}__") for name in
+    **{name: lambda value, *args, special=f"__{name}__": getattr(type(value), special)(value, *args) for name in
        "get set delete set_name missing enter exit aenter aexit aiter anext trunc floor ceil".split()},
     "bool": bool, "len": len, "str": str, "repr": repr, "int": int, "float": float, "complex": complex, "next": next,
     "iter": iter, "reversed": reversed, "hash": hash, "format": format, "round": round, "delattr": delattr, "dir": dir,
@@ -579,6 +593,10 @@ class Printed:
         return False
 
 
+def is_mock(value) -> bool:
+    return any(kind.__module__ == "unittest.mock" for kind in type(value).__mro__)
+
+
 def given(value):
     """A part of a signature in a list; an empty list where there is none."""
     return [] if isinstance(value, type) and value.__name__ == "_empty" else [value]
@@ -597,6 +615,11 @@ def built(name: str, bases: list, methods: dict) -> type:
         except TypeError:  # their layouts differ, or their order is none
             continue
     raise TypeError(f"no class stands in for {name}")
+
+
+def sent(special: str) -> "Any":
+    """A special method of stand-ins that the other end's own answers."""
+    return lambda self, *args: operate(self, special, *args)
 
 
 class RemoteClass(type):
@@ -625,14 +648,7 @@ class RemoteClass(type):
 
     __doc__ = property(lambda cls: look(cls, "__doc__"))  # pyright: ignore[reportAssignmentType]
 
-    def __iter__(cls):
-        return operate(cls, "__iter__")
-
-    def __getitem__(cls, key):
-        return operate(cls, "__getitem__", key)
-
-    def __len__(cls):
-        return operate(cls, "__len__")
+    __iter__, __getitem__, __len__ = map(sent, ("__iter__", "__getitem__", "__len__"))
 
     def __bool__(cls):
         return True
@@ -711,9 +727,6 @@ class Remote(metaclass=RemoteClass):
     def __setattr__(self, name: str, value) -> None:
         self.__peer__.ask("set", self.__number__, name, self.__peer__.pack(value))
 
-    def __delattr__(self, name: str) -> None:
-        operate(self, "__delattr__", name)
-
     def __eq__(self, other) -> bool:
         if self is other or number_of(other) is None:
             return self is other
@@ -731,14 +744,10 @@ class Remote(metaclass=RemoteClass):
             raise TypeError(UNSHOWN) from None
         return any(value is one or value == one for one in parts)
 
-    def __copy__(self):
-        return operate(self, "__copy__")
+    __delattr__, __copy__, __dir__ = map(sent, ("__delattr__", "__copy__", "__dir__"))
 
     def __deepcopy__(self, memo):
         return operate(self, "__deepcopy__")
-
-    def __dir__(self):
-        return operate(self, "__dir__")
 
 
 ROOTED = vars(Remote).keys() - {"__eq__", "__hash__", "__contains__"}
@@ -749,11 +758,6 @@ FIXED_METHODS["__getattr__"] = Remote.__getattr__
 
 CONTAINER_METHODS = {f"__{n}__": vars(Remote)[f"__{n}__"] for n in "getattr setattr delattr copy deepcopy".split()}
 """Of an object that is built on a list, or the like: it has its content here, and asks for the rest."""
-
-
-def asked(name: str) -> property:
-    """A method of such an object that its class has itself."""
-    return property(lambda self: look(self, name))
 
 
 class Callee(Remote):
@@ -802,9 +806,6 @@ async def loud(value):
 def operator(special: str):
     """A special method of stand-ins. That of two may make an object of a value of the test's, and nothing plain."""
 
-    def alone(self, *args):
-        return operate(self, special, *args)
-
     def ordered(self, other):
         return NotImplemented if number_of(other) is None else related(self, special, other)
 
@@ -812,6 +813,7 @@ def operator(special: str):
         told = self.__peer__.told
         if number_of(other) is not None and not told.keys() & {number_of(self), number_of(other)}:
             return related(self, special, other)
+        self.__peer__.shown = True
         result = operate(self, special, other)
         if not issubclass(type(result), Remote):
             raise TypeError(UNSHOWN)
@@ -840,7 +842,7 @@ def operator(special: str):
     word = special.strip("_")
     own = {"call": call, "contains": contains, "eq": equal, "exit": leave, "aexit": leave}
     own["await"] = lambda self: waiting(self).__await__()
-    return own.get(word) or (alone if word in ALONE else ordered if word in ORDER else paired)
+    return own.get(word) or (sent(special) if word in ALONE else ordered if word in ORDER else paired)
 
 
 def is_counter(kind: type) -> bool:
@@ -910,20 +912,9 @@ def short(value, most: int = 80) -> str:
 # --- the program ----------------------------------------------------------------------------------------------------
 
 
-class Word(_ctypes._SimpleCData):
-    _type_ = "L"
-
-
-class Byte(_ctypes._SimpleCData):
-    _type_ = "c"
-
-
-class Long(_ctypes._SimpleCData):
-    _type_ = "l"
-
-
-class Function(_ctypes.CFuncPtr):
-    _flags_, _restype_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO, Long
+Word, Byte, Long = (type("C", (_ctypes._SimpleCData,), {"_type_": letter}) for letter in "Lcl")
+FLAGS = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+Function: "Any" = type("Function", (_ctypes.CFuncPtr,), {"_flags_": FLAGS, "_restype_": Long})
 
 
 def call(name: str, *values: "int | bytes") -> int:
@@ -944,7 +935,10 @@ def landlock(abi: int, paths: list, files: int, net: int, scoped: int) -> None:
     fields = b"".join(rights.to_bytes(8, sys.byteorder) for rights in (files, net, scoped))
     ruleset = call("syscall", LANDLOCK_CREATE, fields, 8 if abi < 4 else 16 if abi < 6 else 24, 0)
     for path, rights in paths:
-        folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:  # it has gone, or is not for this user
+            continue
         rule = rights.to_bytes(8, sys.byteorder) + folder.to_bytes(4, sys.byteorder)
         call("syscall", LANDLOCK_ADD, ruleset, 1, rule, 0)
         os.close(folder)
@@ -1041,7 +1035,10 @@ def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> 
     sys.modules[module.__name__] = module
     sys.argv = [""]
     builtins.exit = builtins.quit = sys.exit  # the interpreter has started without `site`
-    builtins.open = vars(sys.modules["io"])["open"] = opened(builtins.open)
+    plain = builtins.open
+    builtins.open = vars(sys.modules["io"])["open"] = lambda file, *how, **more: plain(
+        os.dup(STREAMS[file]) if type(file) is str and file in STREAMS else file, *how, **more
+    )
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     given.clear()
     try:
@@ -1080,15 +1077,6 @@ STREAMS = {
 """Files that are streams of a program: its own are sockets, which no path opens, and there may be no `/dev`."""
 
 
-def opened(plain):
-    """`open`, that function, with the streams of a program."""
-
-    def open(file, *how, **more):
-        return plain(os.dup(STREAMS[file]) if type(file) is str and file in STREAMS else file, *how, **more)
-
-    return open
-
-
 def compiled(*source, **how):
     """A program that may return at its top level, which APPS' judge takes for the body of a function."""
     try:
@@ -1119,31 +1107,27 @@ def in_function(tree, first: str):
 def serve(module) -> None:
     """Answer the checker's questions about the program."""
 
-    def read():
-        size = int.from_bytes(exactly(3, 4), "big")
-        return scan(exactly(3, size).decode(), 0)[0]
-
     def write(*messages) -> None:
         rest = b"".join(map(frame, [*(["printed", *line] for line in peer.printed), *messages]))
         peer.printed.clear()
         while rest:
             rest = rest[os.write(3, rest) :]
 
-    peer = Peer(read, write, trusted=True)
+    peer = Peer(lambda: scan(exactly(int.from_bytes(exactly(4), "big")).decode(), 0)[0], write, trusted=True)
     peer.keep(module)
     write(["ready"])
     while True:
-        kind, *rest = read()
+        kind, *rest = peer.read()
         if kind == "news":
             peer.hear(*rest)
         else:
             peer.tell(peer.answer(kind, rest))
 
 
-def exactly(fd: int, size: int) -> bytes:
+def exactly(size: int) -> bytes:
     parts = []
     while size:
-        part = os.read(fd, min(size, 1 << 20))
+        part = os.read(3, min(size, 1 << 20))
         if not part:
             os._exit(0)
         parts.append(part)
@@ -1301,12 +1285,14 @@ class Checker:
         self.compiled: dict = {}
         """The code object of each test that compiles, by its text."""
         self.stopped: Ended | None = None
+        self.untouched = os.stat(".").st_ctime_ns  # when something was last put where the programs may write
 
     def judge(self) -> None:
         """Write a frame for each test: index, outcome, message, processor time, whether it trusts the program."""
         for index, test in enumerate(self.tests):
             if self.peer:
-                self.peer.last, self.peer.trusting, self.peer.unshown, self.peer.failed = "", False, False, None
+                self.peer.last, self.peer.failed = "", None
+                self.peer.trusting = self.peer.unshown = self.peer.shown = False
             if self.each:
                 self.until = self.used() + self.seconds
             try:
@@ -1316,18 +1302,25 @@ class Checker:
             except Ended as end:
                 outcome, message = end.outcome, end.message
                 self.stopped = end if outcome == UNCOMPILED or self.spent > self.until else self.stopped
-                if self.run:
-                    self.run.close()
-                    self.run = None
+                self.end()
             except Exception as error:  # of the checker itself, such as of a text that cannot be shown
                 outcome, message = CRASHED, type(error).__name__
             trusting = bool(self.peer and self.peer.trusting)
             if os.getpid() != self.process:  # a test has forked: the copy has nothing to report
                 os._exit(1)
+            if outcome != PASSED and self.peer and self.peer.shown:  # it shall pass no test by what it has been told
+                self.end()
+                if os.stat(".").st_ctime_ns != self.untouched:
+                    self.stopped = Ended(FAILED, "a file may have what an earlier test has told its operators")
             message = message if outcome == PASSED else message[:300]
             rest = self.nonce + frame([index, outcome, message, self.used(), trusting])
             while rest:
                 rest = rest[os.write(self.results, rest) :]
+
+    def end(self) -> None:
+        if self.run:
+            self.run.close()
+            self.run = None
 
     def used(self) -> float:
         return self.spent + (self.run.used() if self.run else 0.0)
@@ -1342,7 +1335,6 @@ class Checker:
                 return FAILED, f"test {index + 1} itself does not compile: {error}"
             self.start()
             self.peer.stops = "StopIteration" in code  # else `all(map(f, cases))` would hold when f raises it at once
-            self.peer.catches = any(word in self.setup + code for word in ("except", "aises", "suppress"))
             self.peer.expects = "AssertionError" in code
             try:
                 exec(test, self.names)
@@ -1378,13 +1370,14 @@ class Checker:
         self.peer = Peer(self.run.read, self.run.write, trusted=False)
         self.peer.asserts = self.asserts
         self.offer("same", same)
-        wanted, shadows, called, modules = set(), set(), set(), set()
+        wanted, shadows, called, modules = set(), set(), set(), {}
         texts = [self.setup, *(test[0] for test in self.tests if len(test) == 1)]
         for code in texts:
             try:
                 found = {name for part in parts(self.compile(code)) for name in part.co_names}
                 # To walk a syntax tree takes longer than all the rest of this loop.
-                tree = compile(code, TEST, "exec", ONLY_AST, dont_inherit=True) if found & MODULES else None
+                known = found & sys.stdlib_module_names
+                tree = compile(code, TEST, "exec", ONLY_AST, dont_inherit=True) if known else None
             except Exception:  # the test itself fails with it, where it is run
                 continue
             wanted |= found - vars(builtins).keys() - MODULES
@@ -1396,16 +1389,23 @@ class Checker:
                     case "Call", fields:
                         called.add(vars(fields["func"]).get("id", ""))
                     case "Attribute", fields:
-                        modules.add(vars(fields["value"]).get("id", ""))
+                        modules.setdefault(vars(fields["value"]).get("id", ""), set()).add(fields["attr"])
         # What tests call and do not look into is a function of that name, such as `copy` or `statistics`. A test that
         # imports one binds the name itself.
-        wanted |= called & MODULES - modules
+        wanted |= called & MODULES - modules.keys()
+        for name in wanted & sys.stdlib_module_names & modules.keys():
+            try:
+                module = __import__(name, fromlist=[*modules[name]])  # with the modules in it
+            except Exception:
+                continue
+            if all(hasattr(module, attribute) for attribute in modules[name]):  # else it is an object of the program's
+                self.offer(name, module)
+                wanted.remove(name)
         # A builtin means itself, and so does `same`, unless nothing else can be what is tested: a program must not
         # redefine `abs` or `set`.
         wanted = wanted - {"same"} or wanted or (shadows if len(shadows) == 1 else set())
         if any("stdout" in text or "stderr" in text for text in texts):
             self.peer.ask("prints")
-        self.peer.catches = True  # these are for all tests
         for name, value in self.peer.ask("names", *sorted(wanted)):
             if name in wanted:
                 self.offer(name, self.peer.unpack(value))
@@ -1443,9 +1443,7 @@ class Checker:
     # --- tests that are a standard input
 
     def printed(self, index: int, given: str, expected: str | None) -> tuple[str, str]:
-        if self.run:  # one program at a time: the nursery waits for its end
-            self.run.close()
-            self.run = None
+        self.end()  # one program at a time: the nursery waits for its end
         run = Running(self, b"m")
         try:
             run.exchange(given.encode(errors="surrogateescape"), None)

@@ -7,6 +7,7 @@ import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -47,8 +48,30 @@ def interpreter() -> str:
 
 def system_folders() -> list[str]:
     """What an interpreter reads: its own files, and the libraries of the system."""
-    folders = dict.fromkeys([sys.base_prefix, os.path.dirname(os.path.dirname(interpreter())), "/usr"])
-    return [*folders, *(path for path in ("/lib", "/lib32", "/lib64") if os.path.exists(path))]
+    prefixes = dict.fromkeys([sys.base_prefix, os.path.dirname(os.path.dirname(interpreter()))])
+    home = os.path.realpath(os.path.expanduser("~"))
+    for prefix in map(os.path.realpath, prefixes):
+        held = prefix != "/usr" and os.path.commonpath([home, prefix]) == prefix
+        require(not held, f"programs would read the home folder {home} in Python's {prefix}: use a Python in another")
+    own = [f"{prefix}/{part}" for prefix in prefixes for part in ("bin", "lib", "lib64")]
+    return [path for path in (*own, "/usr", "/lib", "/lib32", "/lib64") if os.path.exists(path)]
+
+
+@cache
+def packages(*folders: str) -> frozenset[str]:
+    """The folders in these of packages that were installed beside the standard library."""
+    kinds = [f"{place}py*/*-packages" for place in ("", "lib*/", "local/lib*/")]
+    found = [path for folder in folders for kind in kinds for path in Path(folder).glob(kind)]
+    return frozenset(str(path) for path in found if not path.parent.is_symlink())
+
+
+@cache
+def readable(path: str, hidden: frozenset[str]) -> list[tuple[str, int]]:
+    """What Landlock is to let a program read in a folder, and list, for all but the hidden folders in it."""
+    if not any(f"{one}/".startswith(f"{path}/") for one in hidden):
+        return [(path, 4 | 8 if os.path.isdir(path) else 4)]
+    inner = [] if path in hidden else [one.path for one in os.scandir(path) if not one.is_symlink()]
+    return [(path, 8), *(rule for one in inner for rule in readable(one, hidden))]
 
 
 def filtered() -> dict[str, object]:
@@ -64,6 +87,8 @@ def namespaces(options: "JailOptions") -> Cell:
     for folder in system_folders():
         link = os.path.islink(folder)
         argv += ["--symlink", os.readlink(folder), folder] if link else ["--ro-bind", folder, folder]
+    for folder in packages(*(path for path in system_folders() if not os.path.islink(path))):
+        argv += ["--tmpfs", folder, "--remount-ro", folder]
     argv += ["--dev-bind", "/dev/null", "/dev/null", "--size", str(SCRATCH), "--tmpfs", "/tmp"]
     argv += ["--remount-ro", "/", "--chdir", "/tmp", interpreter()]
     return Cell(argv, {**filtered(), "folder": "/tmp"})
@@ -75,8 +100,9 @@ def landlock(options: "JailOptions") -> Cell:
         abi = max(0, ctypes.CDLL(None, use_errno=True).syscall(444, None, ctypes.c_size_t(0), 1))
     if abi < 3 or not filtered()["filter"]:
         raise OperantError(f"Landlock of version 3 (Linux 6.2) is needed, this kernel has {abi or 'none'}")
-    read, write = 4 | 8, 2 | 4  # files and folders; a file
-    paths = [[folder, read] for folder in system_folders()] + [["/dev/null", write]]
+    folders = dict.fromkeys(map(os.path.realpath, system_folders()))
+    rules = [rule for folder in folders for rule in readable(folder, packages(*folders))]
+    paths = [*dict.fromkeys(rules), ("/dev/null", 2 | 4)]
     rights = {"abi": abi, "paths": paths, "files": (1 << (16 if abi > 4 else 15)) - 1}
     rights |= {"net": 3 if abi > 3 else 0, "scoped": 3 if abi > 5 else 0}
     return Cell([interpreter()], {**filtered(), **_rights(), "landlock": rights}, parent=True)

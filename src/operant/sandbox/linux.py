@@ -122,12 +122,10 @@ def _cgroups_with_pids() -> list[str]:
 
 def write_value(path: str, value: object) -> bool:
     """Write `value` to a file of the system; returns whether that was allowed."""
-    try:
-        with open(path, "w", encoding="ascii") as file:
-            file.write(str(value))
+    with suppress(OSError), open(path, "w", encoding="ascii") as file:
+        file.write(str(value))
         return True
-    except OSError:
-        return False
+    return False
 
 
 def children(pid: int, *, recursive: bool = False) -> set[int]:
@@ -149,11 +147,10 @@ def kill(pids: Iterable[int], number: int) -> None:
 
 def reap() -> tuple[int, int] | None:
     """Wait for one child that has died, and return its pid and exit code; None if none has."""
-    try:
+    with suppress(ChildProcessError):
         pid, status = os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return None
-    return (pid, exit_code(status)) if pid else None
+        return (pid, exit_code(status)) if pid else None
+    return None
 
 
 def exit_code(status: int) -> int:

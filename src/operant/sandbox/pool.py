@@ -164,11 +164,10 @@ class Worker:
 
     def _parse(self, line: bytes) -> dict[str, object]:
         """A line as a JSON object; empty if it is none."""
-        try:
-            message = json.loads(line) if len(line) <= self._max_answer else None
-        except (ValueError, RecursionError):
-            message = None
-        return message if isinstance(message, dict) else {}
+        with suppress(ValueError, RecursionError):
+            if len(line) <= self._max_answer and isinstance(message := json.loads(line), dict):
+                return message
+        return {}
 
     def _tail(self) -> str:
         """The end of the worker's output, for a message."""

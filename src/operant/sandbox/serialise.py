@@ -16,15 +16,12 @@ FIELDS = [f.name for f in fields(Judgement)]
 
 def rollout_to_plain(rollout: Rollout) -> dict[str, object]:
     """A rollout as plain data. Raises: OperantError if `target`, `info` or a prompt holds anything else."""
-    plain = _fields(rollout)
-    plain["task"] = _fields(rollout.task)
-    plain["turns"] = [_fields(turn) for turn in rollout.turns]
+    plain = _fields(rollout) | {"task": _fields(rollout.task), "turns": [_fields(turn) for turn in rollout.turns]}
     return _plain(plain, f"of task {rollout.task.id!r}, rollout")
 
 
-def rollout_from_plain(plain: Mapping[str, Any]) -> Rollout:
-    turns = [Turn(**turn) for turn in plain["turns"]]
-    return Rollout(**{**plain, "task": task_from_plain(plain["task"]), "turns": turns})
+def rollout_from_plain(plain: dict[str, Any]) -> Rollout:
+    return Rollout(**plain | {"task": task_from_plain(plain["task"]), "turns": [Turn(**one) for one in plain["turns"]]})
 
 
 def task_to_plain(task: Task) -> dict[str, object]:

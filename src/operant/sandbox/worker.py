@@ -62,17 +62,13 @@ def spec_of(thing: str | Callable[..., object]) -> str:
     """`module:function` or `/whole/path/file.py:function`, by which another process finds the thing."""
     how = 'put the code that starts the run under if __name__ == "__main__":'
     require(not INSIDE, f"isolated() was called by a worker that imports your file: {how}")
-    if not isinstance(thing, str):
-        return _spec_of_object(thing)
-    place, _, name = thing.strip().rpartition(":")
-    require(place and name, f"isolated({thing!r}): give module:function or file.py:function")
-    if place.endswith(".py"):
-        require(os.path.exists(place), f"isolated({thing!r}): there is no file {place!r}")
-        place = os.path.abspath(place)
-    return f"{place}:{name}"
-
-
-def _spec_of_object(thing: object) -> str:
+    if isinstance(thing, str):
+        place, _, name = thing.strip().rpartition(":")
+        require(place and name, f"isolated({thing!r}): give module:function or file.py:function")
+        if place.endswith(".py"):
+            require(os.path.exists(place), f"isolated({thing!r}): there is no file {place!r}")
+            place = os.path.abspath(place)
+        return f"{place}:{name}"
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     remedy = "put it at the top level of a file, and give isolated('file.py:function')"
     if not callable(thing) or module is None or name is None or "<" in name:

@@ -191,18 +191,14 @@ def apps(
     question = text_of(found_in(row, ("question",)), "question")
     form = between.replace("{format}", "Call-Based" if name else "Standard Input")
     solutions = _parsed(row.get("solutions") or [], "solutions")
+    before = APPS_IMPORTS if imports else ""
     return {
         "before": prefix,
         "prompt": question + (f"\n{starter}" if starter else "") + form.removesuffix("\n" if cue[:1] == "\n" else ""),
         "cue": cue,
         "references": [_clean(solution) for solution in solutions],
         **_named(row),
-        "target": {
-            "tests": tests[examples:],
-            "examples": tests[:examples],
-            "before": APPS_IMPORTS if imports else "",
-            "judge": "apps",
-        },
+        "target": {"tests": tests[examples:], "examples": tests[:examples], "before": before, "judge": "apps"},
     }
 
 

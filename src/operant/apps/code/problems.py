@@ -26,6 +26,8 @@ PATCHES = re.compile(
 RUNS = re.compile(r"(builtins\.)?(eval|exec)\(|(pickle|marshal|shelve|cloudpickle|dill)\.(loads?|open)\(")
 """What turns text or bytes into code that runs in the process of the tests."""
 WAITS = re.compile(r"(asyncio\.)?(wait_for|timeout)\(")
+FOREIGN = set("np numpy pd pandas plt matplotlib scipy sklearn sympy nx networkx torch tf tensorflow pytest".split())
+"""Names of modules that no program can import, but may define: one of the standard library is the module itself."""
 THREAD = re.compile(r"(\w+\.)?(Thread|Timer|start_new_thread)\(")
 
 
@@ -48,8 +50,7 @@ class Problem:
 
 def program_in(reply: str) -> str:
     """The program in a reply: its first fenced block of code, or the whole reply if there is none."""
-    fenced = FENCED.search(reply)
-    return fenced.group(1) if fenced else reply
+    return fenced.group(1) if (fenced := FENCED.search(reply)) else reply
 
 
 def problem_of(task: Task) -> Problem:
@@ -82,12 +83,14 @@ def unkept(*codes: str) -> str | None:
     """What one of these asks for that does not reach a program in a process of its own; None if there is nothing."""
     with warnings.catch_warnings(action="ignore"):
         nodes: list[Any] = [node for code in codes if syntax_error(code) is None for node in ast.walk(ast.parse(code))]
-    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
-    imported = {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
+    imported = {(one.asname or one.name).split(".")[0] for one in nodes if isinstance(one, ast.alias)}
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)} | imported
     bound |= {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     bound |= vars(builtins).keys() | sys.stdlib_module_names
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    looked = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    if foreign := sorted(looked & FOREIGN - bound - {node.arg for node in nodes if isinstance(node, ast.arg)}):
+        return f"a test looks into {foreign[0]} without an import, which a program may then define; leave the row out"
     for node in [one for module in nodes if isinstance(module, ast.Module) for one in module.body]:
         name = node.name if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) else ""
         asserts = name and any(isinstance(inner, ast.Assert) for inner in ast.walk(node))

@@ -96,6 +96,5 @@ def key_of(program: Program, options: JailOptions) -> str:
     """What the verdict of a program depends on, but for `at_once`, as 32 hexadecimal digits."""
     tests = [(type(test).__name__, *astuple(test)) for test in program.tests]
     limits = (options.level, options.seconds, options.memory, options.of(len(program.tests), program.judge).compare)
-    judge = [program.judge] if program.judge else []
-    text = json.dumps([program.source, program.setup, tests, limits, *judge])
+    text = json.dumps([program.source, program.setup, tests, limits, *filter(None, [program.judge])])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
