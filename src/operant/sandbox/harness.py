@@ -617,7 +617,7 @@ def built(name: str, bases: list, methods: dict) -> type:
     raise TypeError(f"no class stands in for {name}")
 
 
-def sent(special: str) -> "Any":
+def sent(special: str):
     """A special method of stand-ins that the other end's own answers."""
     return lambda self, *args: operate(self, special, *args)
 
