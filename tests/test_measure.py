@@ -27,8 +27,8 @@ def test_the_share_of_queries_with_groups_of_two_and_four_by_hand():
 
 
 def test_texts_of_other_scripts_are_letters():
-    metrics = of_texts(["Привет, мир", "日本語です。", "naïve café"]).result()
-    assert metrics["text/non_letters"] == pytest.approx(1 / 27)  # only the ideographic full stop
+    metrics = of_texts(["Привет, мир", "日本語です。", "naïve café", "हिन्दी"]).result()  # the last has 3 marks
+    assert metrics["text/non_letters"] == pytest.approx(1 / 33)  # only the ideographic full stop
     assert metrics["text/emojis"] == 0 and of_texts(["\ufffd\u2602"]).result()["text/emojis"] == 0.5
 
 
