@@ -174,7 +174,7 @@ def test_labelled_runs_are_judged_by_held_out_pairs_and_have_no_kl_and_no_reward
     each = {"preference/loss": 0.5, "kl/per_reply": -0.722, "reward/return": 0.5, "preference/accuracy": 0.9}
 
     def labelled(count):
-        ends = [{"metrics": {"preference/accuracy": right}, "labelled": count} for right in (14 / 24, 1.0)]
+        ends = [{"metrics": {"preference/accuracy": right}, "labelled": 99, "pairs": count} for right in (14 / 24, 1.0)]
         return History([{"step": i + 1} | each for i in range(6)], evaluation=dict(zip(("before", "after"), ends)))
 
     # By hand: the standard error of 14 of 24 is sqrt(14 / 24 * 10 / 24 / 24) = 0.101, so the rise is 42 +- 20 points.

@@ -177,21 +177,24 @@ def test_held_out_replies_are_preferred_after_training(algorithm, form, shuffled
     run = started(tmp_path / "run", algorithm, tasks, evaluate=held, **options)
     before, after = run.before.metrics(), run.after.metrics()
     assert before["evaluate/preference/accuracy"] == 0.5  # the policy is its reference
+    assert run.after.labelled == run.after.pairs == len(held)
     assert run.metrics[-1]["evaluate/preference/loss"] == after["evaluate/preference/loss"]
     assert (after["evaluate/preference/accuracy"] > 0.9) is not shuffled
 
 
 def test_the_command_line_trains_on_pairs(tmp_path, capsys):
     on_disk(tmp_path / "model", lm(vocab=40))
-    rows = [*pairs(6), {"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 2]}]
+    rows = [*pairs(6), *pairs(2), {"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 2]}]  # two labellers, a tie
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     command = ["train", "--algorithm", "dpo", "--policy", str(tmp_path / "model"), "--tasks"]
     command += [str(tmp_path / "pairs.jsonl"), "--steps", "2", "--batch", "3", "--out", str(tmp_path / "run")]
     command += ["--sampling.max-tokens", "4", "--evaluate", str(tmp_path / "pairs.jsonl")]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "1 of 7 rows are left out: their labels teach dpo nothing" in said
-    assert "preference/accuracy on 7 held-out tasks: 0.500 -> " in said
+    assert "1 of 9 rows are left out: their labels teach dpo nothing" in said
+    assert "preference/accuracy on 9 held-out tasks: 0.500 -> " in said
+    after = json.loads((tmp_path / "run/evaluation.json").read_text())["after"]
+    assert (after["labelled"], after["pairs"]) == (9, 6)  # the error of the verdict is of 6 prompts' pairs
 
 
 @cases(

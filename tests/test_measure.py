@@ -10,13 +10,14 @@ from toys import letters, lm
 from operant import Learner, machine
 from operant.metrics.collect import of_texts, query_share
 from operant.models.model_passes import passes
-from operant.rewards.words import top_word
+from operant.rewards.words import top_word, words
 from operant.tools.report.diagnosis import latest
 
 
 def test_the_most_frequent_word_by_hand():
     """The metrics of texts: tests/test_metric_values.py."""
     assert top_word(["The cat", "the dog"]) == ("the", 0.5) and top_word(["", "!"]) == ("", 0.0)
+    assert words("हिन्दी की का, Nai\u0308ve 3½ \u2764\ufe0f 1\ufe0f\u20e3") == "हिन्दी की का nai\u0308ve 3½ 1".split()
 
 
 def test_the_share_of_queries_with_groups_of_two_and_four_by_hand():
@@ -26,8 +27,8 @@ def test_the_share_of_queries_with_groups_of_two_and_four_by_hand():
 
 
 def test_texts_of_other_scripts_are_letters():
-    metrics = of_texts(["Привет, мир", "日本語です。", "naïve café"]).result()
-    assert metrics["text/non_letters"] == pytest.approx(1 / 27)  # only the ideographic full stop
+    metrics = of_texts(["Привет, мир", "日本語です。", "naïve café", "हिन्दी"]).result()  # the last has 3 marks
+    assert metrics["text/non_letters"] == pytest.approx(1 / 33)  # only the ideographic full stop
     assert metrics["text/emojis"] == 0 and of_texts(["\ufffd\u2602"]).result()["text/emojis"] == 0.5
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from operant import distributed
 from operant.objectives.kl import estimate
 from operant.rewards.evaluate import OUTCOMES, Judged
-from operant.rewards.words import words
+from operant.rewards.words import is_mark, words
 from operant.tally import ROUNDING, Tally
 from operant.types import Batch, Outputs, Rollout
 
@@ -220,7 +220,7 @@ def of_texts(texts: Sequence[str]) -> Tally:
     if characters:
         # U+FFFD stands for the bytes of a cut character.
         emojis = sum(c >= "\u2600" and c != "\ufffd" and unicodedata.category(c) == "So" for c in characters)
-        others = sum(not (c.isalnum() or c.isspace() or c in _COMMON) for c in characters)
+        others = sum(not (c.isalnum() or c.isspace() or c in _COMMON or is_mark(c)) for c in characters)
         for name, count in (("exclamations", characters.count("!")), ("emojis", emojis), ("non_letters", others)):
             tally.add(f"text/{name}", count, len(characters))
     return tally

@@ -281,6 +281,5 @@ def prepare(reward: RewardFn | None, tasks: Sequence[Task], *, alone: bool = Fal
     left = list(tasks)
     for part in every_part(reward):
         (text_scores.check_tasks if alone else text_scores.prepare)(part, f"reward {name_of(part)!r}", left)
-        if not alone:
-            left = with_defaults(part, RewardBase).usable(left)
+        left = left if alone else with_defaults(part, RewardBase).usable(left)
     return left

@@ -28,12 +28,10 @@ def greedy_matching(reply: Tokens, reference: Tokens) -> tuple[float, float]:
 
     Both are 0 if a text has no weight, such as an empty one.
     """
-    cosines = reply.vectors @ reference.vectors.T
-    if not (reply.weights.sum() > 0 and reference.weights.sum() > 0):
+    cosines, mine, theirs = reply.vectors @ reference.vectors.T, reply.weights, reference.weights
+    if not (mine.sum() > 0 and theirs.sum() > 0):
         return 0.0, 0.0
-    precision = (cosines.amax(1) * reply.weights).sum() / reply.weights.sum()
-    recall = (cosines.amax(0) * reference.weights).sum() / reference.weights.sum()
-    return float(precision), float(recall)
+    return float((cosines.amax(1) * mine).sum() / mine.sum()), float((cosines.amax(0) * theirs).sum() / theirs.sum())
 
 
 class BertScore(OfMeasures):

@@ -48,8 +48,7 @@ class Perplexity:
         found = self.nats([(r.text.removesuffix(r.reply), r.reply) for r in rollouts])
         each = [math.exp(nats / tokens) if tokens else None for nats, tokens in found]
         tokens = sum(count for _, count in found)
-        whole = math.exp(math.fsum(nats for nats, _ in found) / tokens) if tokens else None
-        return {"": whole, "of_replies": each}
+        return {"": math.exp(math.fsum(nats for nats, _ in found) / tokens) if tokens else None, "of_replies": each}
 
     @torch.no_grad()
     def nats(self, texts: Sequence[tuple[str | list[Message], str]]) -> list[tuple[float, int]]:

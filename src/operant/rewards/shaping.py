@@ -85,8 +85,7 @@ class RunningMoments:
         square = distributed.total_float(math.fsum((v - mean) ** 2 for v in values))
         gap, both = mean - self.mean, self.count + count
         self.var = (self.var * self.count + square + gap**2 * self.count * count / both) / both
-        self.mean += gap * count / both
-        self.count = both
+        self.mean, self.count = self.mean + gap * count / both, both
 
     def state_dict(self) -> dict[str, float]:
         return {"count": self.count, "mean": self.mean, "var": self.var}

@@ -1,19 +1,26 @@
 """Words and sentences of a text, n-grams, and a measure of what two texts share. Tokenizers have names."""
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from operant.import_by_name import Table
 from operant.types import OperantError, of_user, shown
 
-_WORD = re.compile(r"\w+")
 _SENTENCE = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|\n+")
 
 
+def is_mark(character: str) -> bool:
+    """Whether it stands on a letter, as accents and vowel signs do. What chooses between text and emoji does not."""
+    return unicodedata.category(character) in ("Mn", "Mc") and character not in "\ufe0e\ufe0f"
+
+
 def words(text: str) -> list[str]:
-    """Return the lower-cased runs of letters, digits and underscores."""
-    return _WORD.findall(text.lower())
+    """Return the lower-cased runs of letters, digits and underscores, with the marks that stand on them."""
+    text = text.lower()
+    marks = "" if text.isascii() else "".join(sorted(filter(is_mark, {*text})))  # those of Unicode are 2,000
+    return re.findall(rf"\w[\w{marks}]*", text)
 
 
 def spaces(text: str) -> list[str]:
@@ -32,11 +39,9 @@ def ngrams(tokens: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
 
 def top_word(texts: Sequence[str]) -> tuple[str, float]:
     """Return the most common word of all texts and its share of their words; ("", 0.0) if there are no words."""
-    flat = [word for text in texts for word in words(text)]
-    if not flat:
-        return "", 0.0
-    word, count = Counter(flat).most_common(1)[0]
-    return word, count / len(flat)
+    counts = Counter(word for text in texts for word in words(text))
+    [(word, count)] = counts.most_common(1) or [("", 0)]
+    return word, count / max(1, counts.total())
 
 
 TOKENIZERS = Table(

@@ -23,7 +23,7 @@ from operant.rollouts.collate import collate
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs.scored_rollouts import Scorer
 from operant.sampling import Sampling
-from operant.tally import Tally
+from operant.tally import ROUNDING, Tally
 from operant.training.learner import Learner
 from operant.training.scoring import forward_batch
 from operant.types import OperantError, RewardFn, Rollout, Task, said_of, totals
@@ -99,6 +99,8 @@ class Evaluation:
     method's own loss."""
     labelled: int = 0
     """The number of these held-out rows with labels."""
+    pairs: int = 0
+    """Of these, those that are evidence of `preference/accuracy`: see `evidence`."""
 
     def is_of(self, other: "Evaluation") -> bool:
         """Whether the other one is of the same tasks; of given replies alone, one of them may have been without own."""
@@ -172,7 +174,7 @@ class Evaluation:
         mean = self.mean if any(s is not None for s in self.scores) else None
         plain = {"mean": mean, "kl": self.kl, "samples": self.samples, "replies": replies}
         plain |= {"metrics": self.chosen()} if self.chosen() else {}
-        plain |= {"labelled": self.labelled} if self.labelled else {}
+        plain |= {"labelled": self.labelled, "pairs": self.pairs} if self.labelled else {}
         given = {"loss": self.loss, "bits_per_byte": self.bits_per_byte, "given": [asdict(one) for one in self.losses]}
         return plain | given if self.losses else plain
 
@@ -183,13 +185,14 @@ class Evaluation:
         for r in plain["replies"]:
             info = {"game": r["game"]} if "game" in r else {}
             rollouts.append(Rollout(Task(r["task"], r["query"]), 0, [], [r["reply"]], info=info, query=r["query"]))
-        losses, labelled = tuple(ReplyLoss(**loss) for loss in plain.get("given", ())), plain.get("labelled", 0)
+        losses = tuple(ReplyLoss(**loss) for loss in plain.get("given", ()))
+        rows = plain.get("labelled", 0), plain.get("pairs", 0)
         remarks = [Remark(tuple(r["outcomes"]), r["message"]) for r in plain["replies"] if "outcomes" in r]
         each = [r.get("metrics", {}) for r in plain["replies"]]
         of_replies = {name: [values[name] for values in each] for name in (each[0] if each else ())}
         of_all = {name: x for name, x in plain.get("metrics", {}).items() if name not in of_replies}
         scores, measured = [r["score"] for r in plain["replies"]], Measured(of_replies, of_all)
-        return cls(rollouts, scores, plain["kl"], plain.get("samples", 1), losses, remarks, measured, labelled)
+        return cls(rollouts, scores, plain["kl"], plain.get("samples", 1), losses, remarks, measured, *rows)
 
 
 class Evaluator:
@@ -226,14 +229,15 @@ class Evaluator:
 
         Of labelled demonstrations, it is the loss of the method, with its metrics.
         """
-        learner, losses, of_loss, labelled = self.learner, tuple[ReplyLoss, ...](), dict[str, float](), 0
+        learner, losses, of_loss, rows = self.learner, tuple[ReplyLoss, ...](), dict[str, float](), (0, 0)
         if self.demonstrations is not None:
             with learner.clock.timing("evaluate"):
                 given = self.demonstrations.rollouts(self.tasks)
                 if not learner.algorithm.needs.labels:
                     losses = reply_losses(given, learner.policy)
                 else:
-                    of_loss, labelled = learner.measure(given), len(self.tasks)
+                    single = learner.algorithm.unit == "episode" or learner.options["loss"].get("kind") == "good"
+                    of_loss, rows = learner.measure(given), (len(self.tasks), evidence(self.tasks, single))
                     of_loss |= learner.policy.measure(given) if isinstance(learner.policy, ReadingPolicy) else {}
         rollouts = self._replies()
         with learner.clock.timing("evaluate"):
@@ -248,7 +252,7 @@ class Evaluator:
             if (game := games.transcript(rollout, decode)) is not None:
                 rollout.info["game"] = game
         scores = totals(judged.scores, rollouts)
-        return Evaluation(rollouts, scores, kl, self.options.samples, losses, judged.remarks, measured, labelled)
+        return Evaluation(rollouts, scores, kl, self.options.samples, losses, judged.remarks, measured, *rows)
 
     def _replies(self) -> list[Rollout]:
         """The policy's own replies to each task, with each seed; none to demonstrations if nothing judges them."""
@@ -277,6 +281,20 @@ class Evaluator:
             return None
         single = learner.options["loss"].get("kind") == "good"
         return learner.policy.judged_labels(self.demonstrations.rollouts(self.tasks), single=single)
+
+
+def evidence(tasks: Sequence[Task], single: bool) -> int:
+    """The number of rows with a pair, or, if replies are judged each by itself (`single`), of all.
+
+    A row that shows a reply of an earlier one to its prompt, such as another labeller's, is no new evidence.
+    """
+    seen, count = set[str](), 0
+    for task in tasks:
+        if single or max(task.scores) - min(task.scores) > ROUNDING * max(map(abs, task.scores)):
+            shown = {repr((task.prompt, reply)) for reply in ([task.replies] if single else task.replies)}
+            count += not seen & shown
+            seen |= shown
+    return count
 
 
 def beam_search(policy: Policy, options: EvaluationOptions) -> BeamSearch | None:

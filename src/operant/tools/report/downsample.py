@@ -54,14 +54,13 @@ class Counts(TypedDict):
 
 def curves(metrics: Sequence[Metrics]) -> Curves:
     """Downsample every metric; one that some steps lack has steps of its own, and NaN or infinity is None."""
-    steps = [m["step"] for m in metrics]
     values: dict[str, list[float | None] | Curve] = {}
     for name in dict.fromkeys(name for m in metrics for name in m if name != "step"):
         known = [m for m in metrics if name in m]
         values[name] = _extremes([m[name] for m in known])
         if len(known) < len(metrics):
             values[name] = {"steps": _ends([m["step"] for m in known]), "values": values[name]}
-    return {"steps": _ends(steps), "values": values}
+    return {"steps": _ends([m["step"] for m in metrics]), "values": values}
 
 
 def steps_per_interval(count: int) -> int:

@@ -56,8 +56,7 @@ def games(folder: Path, step: int | None = None, when: str | None = None, most: 
     few = min(len(won), len(lost), -(-most // 2))
     kept = won[: max(few, most - len(lost))], lost[: max(few, most - len(won))]
     mixed = [game for pair in zip(*kept) for game in pair]
-    longer = max(kept, key=len)
-    return [shortened(game) for game in (mixed + longer[len(mixed) // 2 :])[:most]]
+    return [shortened(game) for game in (mixed + max(kept, key=len)[len(mixed) // 2 :])[:most]]
 
 
 def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, object] | None:

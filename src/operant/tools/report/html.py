@@ -58,10 +58,8 @@ def spread(items: Sequence[T], most: int) -> list[T]:
 
 def fitting(make: Callable[[int], T], most: int, budget: float) -> T:
     """Return `make(n)` for a large n of at most `most` whose JSON fits into the budget of bytes."""
-    made = make(most)
-    while most and (bytes_made := size(made)) > budget:
+    while (bytes_made := size(made := make(most))) > budget and most:
         most = min(most - 1, int(most * budget / bytes_made))
-        made = make(most)
     return made
 
 

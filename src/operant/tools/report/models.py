@@ -14,7 +14,7 @@ from typing import Any
 from operant.runs.judged_replies import JudgedReply
 from operant.storage import atomic_io
 from operant.tools.report import html
-from operant.tools.report.diagnosis.intervals import bootstrap, wilson
+from operant.tools.report.diagnosis.intervals import of_differences, wilson
 from operant.tools.report.downsample import short
 
 SCRIPTS = ("charts.js", "models.js")
@@ -46,7 +46,7 @@ class ModelScore:
     error: float | None
     """Standard error of the mean over the tasks; None for fewer than two."""
     difference: Share | None = None
-    """To the first model, with its paired bootstrap interval; None for the first."""
+    """To the first model, with its interval over the tasks, which are paired; None for the first."""
     won: Share | None = None
     """Share of the comparisons with the first model that it wins, ties halved, with Wilson's interval."""
 
@@ -76,15 +76,13 @@ class Compared:
         mean = statistics.fmean(means) if means else None
         error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
         pairs = [(ours, theirs) for ours, theirs in zip(own, first, strict=True) if ours and theirs]
+        known, none = (reward, self.models[place], len(means), mean, error), (None, None)
         if not place or not pairs:
-            return ModelScore(reward, self.models[place], len(means), mean, error)
+            return ModelScore(*known)
         changes = [statistics.fmean(ours) - statistics.fmean(theirs) for ours, theirs in pairs]
         won = statistics.fmean(wins(*pair) for pair in pairs)
-        alone = len(pairs) == 1
-        ends = (None, None) if alone else bootstrap(changes, seed=self.seed)
-        difference = Share(statistics.fmean(changes), *ends)
-        share = Share(won, *((None, None) if alone else wilson(won, len(pairs))))
-        return ModelScore(reward, self.models[place], len(means), mean, error, difference, share)
+        ends = (of_differences(changes, seed=self.seed), wilson(won, len(pairs))) if len(pairs) > 1 else (none, none)
+        return ModelScore(*known, Share(statistics.fmean(changes), *ends[0]), Share(won, *ends[1]))
 
     def known(self, reward: str, place: int) -> list[list[float]]:
         """[N] the scores of a model's replies to each task, without those that the reward abstained from."""
@@ -97,21 +95,19 @@ class Compared:
         return statistics.fmean(reply.tokens for replies in self.replies[place] for reply in replies)
 
     def table(self) -> list[dict[str, str]]:
-        rows = []
-        for row in self.rows():
-            error = "" if row.error is None else f" ± {row.error:.2g}"
-            rows.append(
-                {
-                    "reward": row.reward,
-                    "model": row.model,
-                    "mean ± standard error": "no score" if row.mean is None else f"{row.mean:.4g}{error}",
-                    "difference [95 %]": between(row.difference, "+.3g"),
-                    "win rate [95 %]": between(row.won, ".1%"),
-                    "tokens": f"{self.tokens(self.models.index(row.model)):.1f}",
-                    "tasks": str(row.tasks),
-                }
-            )
-        return rows
+        error = lambda row: "" if row.error is None else f" ± {row.error:.2g}"  # noqa: E731
+        return [
+            {
+                "reward": row.reward,
+                "model": row.model,
+                "mean ± standard error": "no score" if row.mean is None else f"{row.mean:.4g}{error(row)}",
+                "difference [95 %]": between(row.difference, "+.3g"),
+                "win rate [95 %]": between(row.won, ".1%"),
+                "tokens": f"{self.tokens(self.models.index(row.model)):.1f}",
+                "tasks": str(row.tasks),
+            }
+            for row in self.rows()
+        ]
 
     def label_rows(self) -> list[dict[str, object]]:
         """One row for each task with different replies, and the models that each is from."""

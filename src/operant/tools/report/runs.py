@@ -151,11 +151,10 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     """Read `sweep.yaml`, with the options in `axes` and `fixed` under their current names."""
     path = folder / FILE
     record = read_mapping(path)
-    schema = record.get("schema", 1)
     for part in ("axes", "fixed"):
         options = record.get(part) or {}
         require(isinstance(options, Mapping), f"{path} has {part}={options!r}: it must be a mapping of names to values")
-        record[part] = old_names.current({"schema": schema, **options}, path)
+        record[part] = old_names.current({"schema": record.get("schema", 1), **options}, path)
     return record
 
 
@@ -207,9 +206,7 @@ def _shared(runs: Sequence[RunRecord]) -> str:
     head = _common(words)
     tail = _common([name[len(head) :][::-1] for name in words])[::-1]
     name = "".join(head) + "*" + "".join(tail)
-    if name == "*":
-        return ""
-    return re.sub(r"(^|,)seed=\*", "", name).lstrip(",") or name
+    return "" if name == "*" else re.sub(r"(^|,)seed=\*", "", name).lstrip(",") or name
 
 
 def _common(lists: Sequence[Sequence[str]]) -> list[str]:

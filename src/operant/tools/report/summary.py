@@ -192,8 +192,11 @@ def _comparison(best: _Known, known: Sequence[_Known], where: str, start: str) -
         first = f"The {'' if alone else 'highest '}{what} {where} is {after}{_with(group, own)}; "
         by = f"{change.mean:+.3g}" + ("" if change.half is None else f" ± {change.half:.2g}")
         first += f"{start} it was {_plus_minus(reward.before)} ({by}"
-        if change.half is not None and abs(change.mean) <= change.half:
-            first += ", which is within noise"
+        # The highest of k settings has had k chances to look like a rise, so it is held to 1 - 5 % / k (Bonferroni).
+        rise, freedom = abs(change.mean), max(change.n - 1, 1)
+        wider = t_quantile(freedom, 1 - 0.05 / len(known)) / t_quantile(freedom)
+        if change.half is not None and rise <= wider * change.half:
+            first += f", which is within noise{f' for the highest of {len(known)}' if rise > change.half else ''}"
         first += ")"
     if reward.after.half is None:
         return [f"{first}.", "That is one run: another seed may end elsewhere."]

@@ -126,7 +126,7 @@ def _won(judged: Mapping[str, Any]) -> float | None:
 def _supervised(history: History) -> RewardChange:
     before, after = history.evaluation.get("before") or {}, history.evaluation.get("after") or {}
     rights = [end.get("metrics", {}).get("preference/accuracy") for end in (before, after)]
-    pairs = after.get("labelled") or (history.evaluation.get("labels") or {}).get("of")
+    pairs = after.get("pairs") or after.get("labelled") or (history.evaluation.get("labels") or {}).get("of")
     if None not in rights and pairs:
         error, (early, late) = (sum(right * (1 - right) for right in rights) / pairs) ** 0.5, rights
         return RewardChange("held-out pairs in the right order", early, late, error, 0.0, max(pairs - 1, 1), share=True)

@@ -64,7 +64,7 @@
     make("p", { class: "status" }, data.about),
     make("section", { id: "scores" }, make("h2", {}, "Scores"),
       make("p", { class: "soft" }, models.length > 1
-        ? `Differences and win rates are to ${models[0]}, task by task. Difference: 95 % paired bootstrap interval over the tasks. Win rate: ties count half, 95 % interval of Wilson.`
+        ? `Differences and win rates are to ${models[0]}, task by task. Difference: 95 % interval over the tasks, which are paired: Student's t of fewer than 30, else the bootstrap. Win rate: ties count half, 95 % interval of Wilson.`
         : "Means over the tasks."), ...table()),
     make("section", { id: "replies" }, make("h2", {}, "Replies"),
       make("p", { class: "soft" }, `The same tasks, answered by every model; at the right the score by ${rewards.join(" · ")}.${
