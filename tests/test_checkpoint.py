@@ -144,7 +144,6 @@ def test_a_kill_while_a_step_is_saved_again_loses_nothing(tmp_path, monkeypatch)
     monkeypatch.undo()
     state.load(newest_whole(tmp_path), quiet)
     assert box.state == "old"
-
     box.state = "new"
     (tmp_path / ".step-00005.tmp").mkdir()  # as a kill -9 leaves it
     shutil.copytree(tmp_path / "step-00005.old", tmp_path / "aside")

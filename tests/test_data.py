@@ -303,8 +303,6 @@ def test_an_order_refuses_other_tasks_and_an_empty_list(make, why):
 
 # --- chats ------------------------------------------------------------------------------------------------------------
 SAID = [{"role": "system", "content": "xy"}, {"role": "user", "content": "abcdefgh"}]
-
-
 TALKING = letters("u{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}a{% endif %}")
 """The template puts u and a around the messages: SAID has 12 tokens."""
 

@@ -16,8 +16,6 @@ from operant.rollouts.prompts import TeacherOptions, with_hints
 from operant.training.update import weighted
 
 T = 0.8
-
-
 ASKED = Task("a", "ab", target="yes")
 
 

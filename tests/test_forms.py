@@ -20,8 +20,6 @@ LINEARISED = (
     "<cell> 8 <col_header> Points </col_header> <row_header> 2011 </row_header> </cell> </table>"
 )
 TITLED = "<page_title> Ann Lee </page_title> <section_title> College </section_title> "
-
-
 PLAIN = DataOptions()
 
 
@@ -55,6 +53,7 @@ def test_a_published_row_becomes_a_task(name):
     ("summarize", {"prefix": "", "cue": " TL;DR:"}, {"document": "A b.", "summary": "A"}, "A b. TL;DR:"),
     ("summarize", {"source": "title"}, {"title": ["One.", "Two."]}, "summarize: One. Two.\nTL;DR:\n"),
     ("translate", {"source": "en", "target": "xx"}, {"en": "A"}, "translate English to xx: A\nxx:\n"),
+    ("translate", {"cue_of_policy": False}, None, "translate German to English: Ein Hund rennt."),
     ("commongen", {"end": ""}, {"concept_set": "cat_N#eat_V"}, "generate a sentence with: cat eat\n"),
     ("narrativeqa", {"context": "none"}, None, "question: Who left?\nanswer:\n"),
     ("narrativeqa", {"context": "text"}, None, "question: Who left? context: Long.\nanswer:\n"),
@@ -65,11 +64,8 @@ def test_a_published_row_becomes_a_task(name):
     ("totto", {"titles": "false", "cue": ""}, None, LINEARISED),
 )
 def test_the_options_of_a_form(name, options, row, prompt):
+    """An encoder-decoder reads no cue."""
     assert made(name, row and [row], **options)[0].prompt == prompt
-
-
-def test_an_encoder_decoder_reads_no_cue():
-    assert made("translate", cue_of_policy=False)[0].prompt == "translate German to English: Ein Hund rennt."
 
 
 def test_a_whole_table_marks_its_highlighted_cells():

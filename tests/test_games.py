@@ -67,8 +67,7 @@ def folder(tmp_path_factory):
     given = {"policy": lm("gpt2", len(tokenizer), spread=0.05), "tokenizer": tokenizer, "env": House(), "tasks": tasks}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("warnings.warn", lambda *a, **k: None)
-        for _ in runs(path, evaluate=held, **given, **options):
-            pass
+        list(runs(path, evaluate=held, **given, **options))
     return path
 
 
@@ -179,9 +178,18 @@ def panes(page):
     return both
 
 
-def test_a_lost_and_a_won_game_can_be_stepped_through(browser, url):
+def test_games_can_be_stepped_through_and_a_turn_shows_its_player_numbers_and_options(browser, url):
     with visit(browser, url) as page:
         early, late = panes(page)
+        log, lost = late.locator(".log > li"), early.locator(".log > li")
+        assert [log.nth(i).locator(".by").all_inner_texts() for i in (1, 2, 3)] == [[], ["random"], ["expert"]]
+        assert "reward −0.5" in log.nth(4).inner_text() and "value 0.375" in log.nth(4).inner_text()
+        assert not log.nth(4).get_by_text("the garden is next").is_visible()
+        log.nth(4).get_by_text("Thought").click()
+        assert log.nth(4).get_by_text("the garden is next").is_visible()
+        assert log.nth(5).locator(".options li").all_inner_texts()[0].split() == ["vault", "90", "%"]
+        assert "not understood" in lost.nth(1).inner_text() and "copied from the prompt" in lost.nth(1).inner_text()
+        assert EVIL in early.inner_text()  # as text: a script would have failed the visit
         here = lambda pane: pane.locator("svg .here text").text_content()  # noqa: E731
         assert "lost after 3 turns" in early.inner_text() and "won in 5 turns" in late.inner_text()
         assert here(early) == "kitchen" and here(late) == "vault"
@@ -195,21 +203,6 @@ def test_a_lost_and_a_won_game_can_be_stepped_through(browser, url):
         assert here(early) == "kitchen"  # each pane by itself
         late.get_by_label("when").select_option("step 1")
         late.locator(".head", has_text="lost after 3 turns").wait_for()  # the live page fetches it
-
-
-def test_a_turn_shows_who_played_it_its_numbers_and_its_options(browser, url):
-    with visit(browser, url) as page:
-        early, late = panes(page)
-        log = late.locator(".log > li")
-        assert [log.nth(i).locator(".by").all_inner_texts() for i in (1, 2, 3)] == [[], ["random"], ["expert"]]
-        assert "reward −0.5" in log.nth(4).inner_text() and "value 0.375" in log.nth(4).inner_text()
-        assert not log.nth(4).get_by_text("the garden is next").is_visible()
-        log.nth(4).get_by_text("Thought").click()
-        assert log.nth(4).get_by_text("the garden is next").is_visible()
-        assert log.nth(5).locator(".options li").all_inner_texts()[0].split() == ["vault", "90", "%"]
-        lost = early.locator(".log > li")
-        assert "not understood" in lost.nth(1).inner_text() and "copied from the prompt" in lost.nth(1).inner_text()
-        assert EVIL in early.inner_text()  # as text: a script would have failed the visit
 
 
 @pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])

@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from cases import cases
@@ -64,12 +65,8 @@ class Refused(Exception):
 @cases((Refused(404), "no such model"), (ConnectionError("name resolution"), "cannot be downloaded .ConnectionError"))
 def test_a_refused_name_is_no_network_trouble(error, said, monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-
-    def ask():
-        raise error
-
     with pytest.raises(OperantError, match=said):
-        hub.reach("model", "gpt2", ask)
+        hub.reach("model", "gpt2", Mock(side_effect=error))
 
 
 @pytest.fixture
@@ -98,10 +95,7 @@ def test_what_is_downloaded_holds_no_pickles_and_no_code(asked, tmp_path, monkey
     [((name, _), seconds), (_, patterns)] = asked
     assert (name, seconds) == ("a/b", hub.CONNECT_SECONDS)
     assert not any(p.endswith((".bin", ".py", ".pt", "*")) for p in patterns)
-
-    def gated(*given, **more):  # the name may be read, and the files may not
-        raise Refused(403)
-
+    gated = Mock(side_effect=Refused(403))  # the name may be read, and the files may not
     monkeypatch.setattr("huggingface_hub.snapshot_download", gated)
     with pytest.raises(OperantError, match="you may not read it"):
         hub.find_model("a/b")

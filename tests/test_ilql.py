@@ -182,8 +182,7 @@ def test_heads_are_saved_with_the_learner_and_loaded_alone(tmp_path):
 def test_a_run_is_guided_resumes_and_its_export_can_be_guided(tmp_path):
     given = {"tasks": ["go", "the"] * 4, "reward": lambda rollouts: [float("a" in r.reply) for r in rollouts]}
     given |= {"algorithm": "ilql", "batch": 8, "probes": 2, "max_tokens": 3, "tokenizer": letters(), "lr": 1e-2}
-    given |= {"sampling.guidance": 2.0, "evaluate": ["go"], "evaluation.sampling": {"guidance": 4.0}}
-    given["quiet"] = True
+    given |= {"sampling.guidance": 2.0, "evaluate": ["go"], "evaluation.sampling": {"guidance": 4.0}, "quiet": True}
     whole = train(lm(vocab=40), out=tmp_path / "whole", steps=2, **given)
     assert whole.metrics[0]["rollout/logprob_gap"] < 1e-3, "log-probs of guided replies are scored without guidance"
     train(lm(vocab=40), out=tmp_path / "half", steps=1, **given)

@@ -234,8 +234,6 @@ def test_the_reference_and_a_copied_critic_cost_only_an_adapter(tmp_path, folder
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
-
-
 def test_a_checkpoint_of_other_frozen_weights_is_refused(tmp_path, folders):
     path = state_of(Learner(folders[0], **LORA, reference=None)).save(tmp_path / "checkpoints", 1).path
     for model, options, why in (
@@ -262,8 +260,6 @@ def test_writing_into_the_base_is_noticed_at_the_next_save(tmp_path, folders):
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
-
-
 def test_a_missing_package_is_named(monkeypatch, folders):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(OperantError, match=r"pip install 'operant\[lora\]'"):

@@ -1,7 +1,9 @@
 """`operant play`: tables and demonstrations of players, people at the terminal, models, and wrong input."""
 
 import json
+from itertools import chain, repeat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -108,18 +110,8 @@ def test_the_commands_of_the_page_play(here, monkeypatch, capsys):
 # --- a person ---------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def typed(monkeypatch):
-    def answers(*lines):
-        rest = list(lines)
-
-        def answer(prompt):
-            line = rest.pop(0) if rest else EOFError
-            if isinstance(line, str):
-                return line
-            raise line
-
-        monkeypatch.setattr("builtins.input", answer)
-
-    return answers
+    """Lines that are typed, and exceptions that are raised in their place; behind them the input has ended."""
+    return lambda *lines: monkeypatch.setattr("builtins.input", Mock(side_effect=chain(lines, repeat(EOFError))))
 
 
 def test_a_person_plays_to_the_end(typed, capsys):
@@ -200,8 +192,7 @@ def trained(tmp_path_factory):
     own = {"env.rooms": 4, "env.memory": 1, "env.choose": True, "env.max_turns": 8, "max_tokens": 6, "probes": 0}
     given = {"policy": str(path / "model"), "env": "rooms", "tasks": world.games("train"), "steps": 1, "batch": 2}
     given |= {"algorithm": "decision", "condition.evaluated": 1.0}
-    for _ in runs(path / "run", evaluate=world.games("test")[:2], **given, **own):
-        pass
+    list(runs(path / "run", evaluate=world.games("test")[:2], **given, **own))
     return path
 
 
@@ -220,8 +211,7 @@ def test_a_run_in_worker_processes_plays_with_its_own_options(trained, tmp_path,
     """A run of `workers:rooms` is one of `rooms`; the number of its workers is no option of a world."""
     own = {"env.rooms": 4, "env.memory": 1, "env.max_turns": 3, "env.workers": 1, "max_tokens": 6, "probes": 0}
     given = {"policy": str(trained / "model"), "env": "workers:rooms", "steps": 1, "batch": 2, "env.test_games": 2}
-    for _ in runs(tmp_path / "run", **given, **own):
-        pass
+    list(runs(tmp_path / "run", **given, **own))
     assert f"operant play rooms --player {tmp_path / 'run'}" in capsys.readouterr().out
     assert main(["eval", str(tmp_path / "run")]) == 2
     assert f"operant play rooms --player {tmp_path / 'run'}" in capsys.readouterr().err

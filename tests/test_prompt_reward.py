@@ -76,16 +76,15 @@ def test_the_historic_gap_is_that_of_the_published_code():
             assert found[prompt, i] == pytest.approx(float(gap * (200 if gap > 0 else 180)))
 
 
-def test_mean_calibration_by_hand():
-    """Log-odds of up: log 9, log 1.5, 0, less their mean log(13.5) / 3."""
+def test_calibration_by_hand():
+    """Log-odds of up: log 9, log 1.5, 0, less their mean log(13.5) / 3.
+
+    Without content p(good) = .8: p / p_cf of up is .9/.8 against .1/.2, .6/.8 against .4/.2, .5/.8 against .5/.2.
+    """
     (up,) = reward(measure="margin", calibrate="mean")([rollout("up", task())])
     mean = LOG(13.5) / 3
     assert up.score == pytest.approx(((LOG(9) - mean) - (LOG(1.5) - mean) + (0 - mean)) / 3)
     assert up.parts["accuracy"] == pytest.approx(2 / 3)
-
-
-def test_contextual_calibration_by_hand():
-    """Without content p(good) = .8: p / p_cf of up is .9/.8 against .1/.2, .6/.8 against .4/.2, .5/.8 against .5/.2."""
     (up,) = reward(measure="likelihood", calibrate="contextual")([rollout("up", task())])
     assert up.score == pytest.approx(sum(map(LOG, [1.125 / (1.125 + 0.5), 2 / 2.75, 0.625 / (0.625 + 2.5)])) / 3)
 

@@ -263,8 +263,6 @@ def test_a_run_resumes_to_the_bit_and_its_export_is_its_policy(method, tmp_path)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
-
-
 class Typed(torch.nn.Module):
     """A model that looks its ids up twice, as those with an embedding of their own in every block do."""
 

@@ -196,9 +196,6 @@ def test_rewards_are_standardised_and_mapped_to_a_range():
     assert totals(standardise="group").tolist() == pytest.approx([-of_group, of_group, 0.0, 0.0])
 
 
-# --- what it learns ---------------------------------------------------------------------------------------------------
-
-
 def test_a_mask_needs_the_model_that_it_names():
     with pytest.raises(OperantError, match="no MLP behind a frozen model"):
         Learner(lm(), algorithm="soft_q", **{"mask.by": "model", "sampling.top_k": 4, "sampling.truncation": "stored"})

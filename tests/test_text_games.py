@@ -101,10 +101,9 @@ class Ladder:
         return "up"
 
     def close(self):
-        pass
+        """There is nothing to close, and no map."""
 
-    def map(self):
-        return None
+    map = close
 
 
 class Ladders(TextGames):
@@ -228,7 +227,9 @@ def test_a_policy_is_measured_without_examples(form):
     assert by == {"train": {"policy", "expert"}, "evaluate": {"policy"}}
 
 
-def test_a_recipe_keeps_its_options_of_a_world_in_workers():
+def test_a_recipe_declares_short_names_and_keeps_its_options_of_a_world_in_workers():
+    env = configure({"memory": 3, "env.examples": 0.33}, "rooms").parts["env"]
+    assert (env["memory"], env["examples"]) == (3, 0.33)
     found = configure({"env": "workers:rooms", "env.workers": 2}, "rooms")
     assert found.left_out == {} and configure({}, "rooms").parts["env"].items() <= found.parts["env"].items()
     other = configure({"env": "http", "env.url": "http://127.0.0.1:1"}, "rooms")
@@ -302,12 +303,6 @@ def test_rooms_have_tasks_of_their_own():
     operant.check_env(world, world.games("test"))
     ids = [{task.id for task in world.games(split)} for split in ("train", "test")]
     assert len(ids[0]) == 200 and not ids[0] & ids[1]
-
-
-# --- the recipe -------------------------------------------------------------------------------------------------------
-def test_a_recipe_declares_short_names_of_its_options():
-    env = configure({"memory": 3, "env.examples": 0.33}, "rooms").parts["env"]
-    assert (env["memory"], env["examples"]) == (3, 0.33)
 
 
 @cases(

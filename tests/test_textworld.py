@@ -71,7 +71,7 @@ def test_a_game_agrees_with_textworlds_own_environment(kind, cached):
 
 @needs_textworld
 @pytest.mark.slow
-def test_a_command_is_valid_if_the_game_carries_it_out(cached):
+def test_a_command_is_valid_if_the_game_carries_it_out_and_the_map_has_the_rooms_where_it_has_them(cached):
     game = TextWorldGame(game_file(game="tw-simple"))
     start = game.reset()
     box = game.expert().removeprefix("open ")  # the container with the key
@@ -102,6 +102,10 @@ def test_a_command_is_valid_if_the_game_carries_it_out(cached):
     assert len({state.key for state in states}) == 2
     for state in states:
         assert not any(mark in state.text + state.description for mark in ("-=", "[", "<", "$$", ">"))
+    drawn = game.map()
+    x, y = ({name: place[i] for name, place in drawn["rooms"].items()} for i in (0, 1))
+    assert (x["kitchen"] - x["bedroom"], x["backyard"] - x["bedroom"], y["garden"] - y["backyard"]) == (1, 2, 1)
+    assert ["bedroom", "kitchen", "locked"] in drawn["ways"] and len(drawn["ways"]) == 5
 
 
 @needs_textworld
@@ -121,15 +125,6 @@ def test_the_expert_wins_also_after_random_commands(kind, cached):
             assert turns < 30
         assert seed or turns == game.optimum
         assert state.score == state.most
-
-
-@needs_textworld
-@pytest.mark.slow
-def test_the_map_has_the_rooms_where_the_game_has_them(cached):
-    drawn = TextWorldGame(game_file(game="tw-simple")).map()
-    x, y = ({name: place[i] for name, place in drawn["rooms"].items()} for i in (0, 1))
-    assert (x["kitchen"] - x["bedroom"], x["backyard"] - x["bedroom"], y["garden"] - y["backyard"]) == (1, 2, 1)
-    assert ["bedroom", "kitchen", "locked"] in drawn["ways"] and len(drawn["ways"]) == 5
 
 
 # --- the worlds -------------------------------------------------------------------------------------------------------

@@ -153,9 +153,7 @@ def test_calls_are_bounded(tokenizer):
 
     rollout, prompts = episode(tokenizer, ["<note>a</note><note>b</note>"], [note], calls=1)
     assert ran == ["a"] and len(prompts) == 1 and rollout.info["numbers"] == {"calls": 2, "failed_calls": 0}
-
-
-def test_a_call_whose_result_does_not_fit_is_counted_and_leaves_no_answer(tokenizer):
+    # A call whose result does not fit is counted, and leaves no answer.
     rollout, _ = episode(tokenizer, ["<python>1</python>"], fits=lambda prompt, reply: prompt < 9)
     assert (rollout.end, rollout.reply) == ("outgrown", "")
     assert rollout.info["numbers"] == {"calls": 1, "failed_calls": 0}

@@ -302,8 +302,6 @@ OTHERS = {
     "isolated rooms": lambda: IsolatedEnv("operant.apps.games.rooms:Rooms", {}),
     "workers with a state": lambda: WorkerEnv(f"{hostile_worlds.__file__}:Draws", workers=2),
 }
-
-
 EVERY = [slow(m, id=n) if n.startswith("isolated") else pytest.param(m, id=n) for n, m in (SHIPPED | OTHERS).items()]
 
 

@@ -35,22 +35,11 @@ SETTINGS |= {"reward_weights": None, "sync_ref_model": False, "beta": BETA, "eps
 SETTINGS |= {"optim": "adamw_torch", "learning_rate": LR, "lr_scheduler_type": "constant", "warmup_steps": 0}
 SETTINGS |= {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": EPS, "weight_decay": 0.0, "max_grad_norm": NORM}
 SETTINGS |= {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True, "seed": 0}
-OWN = {
-    "grpo": {
-        "loss_type": "grpo",
-        "scale_rewards": "group",
-        "multi_objective_aggregation": "sum_then_normalize",
-        "importance_sampling_level": "token",
-        "use_bias_correction_kl": True,
-        "delta": None,
-        "top_entropy_quantile": 1.0,
-        "entropy_coef": 0.0,
-        "use_adaptive_entropy": False,
-        "off_policy_mask_threshold": None,
-        "cast_lm_head_to_fp32": False,
-    },
-    "rloo": {"normalize_advantages": False, "reward_clip_range": None},
-}
+GRPO = {"loss_type": "grpo", "scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"}
+GRPO |= {"importance_sampling_level": "token", "use_bias_correction_kl": True, "delta": None}
+GRPO |= {"top_entropy_quantile": 1.0, "entropy_coef": 0.0, "use_adaptive_entropy": False}
+GRPO |= {"off_policy_mask_threshold": None, "cast_lm_head_to_fp32": False}
+OWN = {"grpo": GRPO, "rloo": {"normalize_advantages": False, "reward_clip_range": None}}
 HALVES = {"per_device_train_batch_size": ROWS // 2, "gradient_accumulation_steps": 2}
 # The same of ours. Micro-batches are small, so that every gradient is a sum of several.
 OPTIONS = {"device": "cpu", "watch_every": 0, "sampling.temperature": TEMPERATURE, "sampling.max_tokens": MAX_REPLY}

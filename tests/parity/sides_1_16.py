@@ -49,6 +49,12 @@ class Found:
     metrics: dict[str, float]
 
 
+def shares(theirs: Found, ours: Found) -> tuple[Tensor, Tensor]:
+    """Both gradients, as shares of the largest entry."""
+    size = theirs.gradient.abs().max()
+    return theirs.gradient / size, ours.gradient / size
+
+
 def stored(shape: str) -> str:
     """A random model of a shape in a folder, from which TRL takes its reference."""
     folder = tempfile.mkdtemp()
@@ -116,13 +122,9 @@ class Theirs:
         self.model = loaded(folder, numbers)
         prompts = texts([prompt for case in cases for prompt in case.prompts]) or ["t1"] * NUM_PROMPTS
         given = SETTINGS | OWN[kind] | options
-        self.trainer = trainer(
-            model=self.model,
-            reward_funcs=self.judge,
-            args=settings(output_dir=tempfile.mkdtemp(), **given),
-            train_dataset=Dataset.from_dict({"prompt": prompts}),
-            processing_class=words(),
-        )
+        known = {"model": self.model, "reward_funcs": self.judge, "processing_class": words()}
+        known |= {"args": settings(output_dir=tempfile.mkdtemp(), **given)}
+        self.trainer = trainer(train_dataset=Dataset.from_dict({"prompt": prompts}), **known)
         self.trainer.remove_callback(PrinterCallback)
         self.trainer._generate_single_turn = self.said if kind == "rloo" else lambda *a: (self.said(*a), None)
         self.trainer.current_gradient_accumulation_steps = given["gradient_accumulation_steps"]

@@ -95,28 +95,18 @@ class Case:
 
     def collated(self) -> Batch:
         """As a step makes it: from rollouts, with the score on the last token."""
-        rollouts = [
-            Rollout(Task(str(row), query), row, [Turn(query, reply)], [""])
-            for row, (query, reply) in enumerate(zip(self.queries, self.replies))
-        ]
+        pairs = enumerate(zip(self.queries, self.replies))
+        rollouts = [Rollout(Task(str(row), query), row, [Turn(query, reply)], [""]) for row, (query, reply) in pairs]
         made = collate.collate(rollouts, self.scores.tolist())
         assert torch.equal(made.actions[:, 1:].long(), self.mask), "the two layouts disagree about what was chosen"
-        return made.with_(
-            logprobs=self.ours(self.logprobs), ref_logprobs=self.ours(self.ref_logprobs), values=self.ours(self.values)
-        )
+        return made.with_(**{name: self.ours(getattr(self, name)) for name in ("logprobs", "ref_logprobs", "values")})
 
     def exact(self) -> Tensor:
         """Our exact KL(policy || reference) at every action, from the one place that sees the vocabulary."""
         where = self.mask.bool()
-        known = vocabulary.score(
-            lambda x: x,
-            self.logits[where],
-            self.ids[:, 1:][where],
-            torch.zeros(int(where.sum()), dtype=torch.long),
-            Sampling(),
-            vocabulary=VOCABULARY,
-            against=(lambda x: x, self.ref_logits[where]),
-        )
+        whole, zeros = (lambda x: x, self.ref_logits[where]), torch.zeros(int(where.sum()), dtype=torch.long)
+        given = (lambda x: x, self.logits[where], self.ids[:, 1:][where], zeros, Sampling())
+        known = vocabulary.score(*given, vocabulary=VOCABULARY, against=whole)
         return self.ours(torch.zeros_like(self.logprobs).masked_scatter(where, known["reverse"]))
 
 

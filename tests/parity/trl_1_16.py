@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from given_1_16 import HALVES, IN_LOSS, IN_REWARD, LOW, MAX_REPLY, OWN, ROWS, SETTINGS, Case, Numbers
 from report import Report
-from sides_1_16 import KINDS, Found, Ours, Theirs, alone, stored, weights_of
+from sides_1_16 import KINDS, Found, Ours, Theirs, alone, shares, stored, weights_of
 from torch import Tensor
 
 from operant.algorithms import ALGORITHMS
@@ -57,19 +57,14 @@ class Form:
     faulty: tuple[str, dict] = ("grpo", {})
 
 
+DR_GRPO, BONUS = {"loss_type": "dr_grpo", "scale_rewards": "none"}, {"loss_type": "bnpo", "entropy_coef": 0.1}
+PLAIN, LONGER = {"advantage.scale": False}, {"sampling.max_tokens": MAX_REPLY + 1}
+WARM, HALF = {"sampling.temperature": 1}, {"loss.entropy_coef": 0.05}
 FORMS = {
     "grpo": Form({}, "grpo", {}, "a mean over tokens", ("per token", {})),
     "bnpo": Form({"loss_type": "bnpo"}, "per token", {}, "a mean of means", ("grpo", {})),
-    "dapo": Form(
-        {"loss_type": "dapo"}, "per token", {}, "at temperature 1", ("per token", {"sampling.temperature": 1})
-    ),
-    "dr_grpo": Form(
-        {"loss_type": "dr_grpo", "scale_rewards": "none"},
-        "per horizon",
-        {"advantage.scale": False},
-        "a horizon of one more",
-        ("per horizon", {"advantage.scale": False, "sampling.max_tokens": MAX_REPLY + 1}),
-    ),
+    "dapo": Form({"loss_type": "dapo"}, "per token", {}, "at temperature 1", ("per token", WARM)),
+    "dr_grpo": Form(DR_GRPO, "per horizon", PLAIN, "a horizon of one more", ("per horizon", PLAIN | LONGER)),
     "luspo, token level": Form({"loss_type": "luspo"}, "per sequence", {}, "a mean over tokens", ("per token", {})),
     "grpo, no KL": Form(
         {"beta": 0.0}, "grpo", {"kl.loss_coef": 0.0}, "clipped alike on both sides", ("grpo", {"loss.clip_high": LOW})
@@ -80,13 +75,7 @@ FORMS = {
     "grpo, delta": Form(
         {"delta": DELTA}, "bounded", {"loss.dual_clip": DELTA}, "no second bound", ("bounded", {"loss.dual_clip": None})
     ),
-    "bnpo, entropy bonus": Form(
-        {"loss_type": "bnpo", "entropy_coef": 0.1},
-        "per token",
-        {"loss.entropy_coef": 0.1},
-        "half the bonus",
-        ("per token", {"loss.entropy_coef": 0.05}),
-    ),
+    "bnpo, entropy bonus": Form(BONUS, "per token", {"loss.entropy_coef": 0.1}, "half the bonus", ("per token", HALF)),
 }
 
 
@@ -117,12 +106,6 @@ class Pair:
             report.same(f"{name}: KL in the loss", said["kl"], mine["kl/in_loss"])
 
 
-def shares(theirs: Found, ours: Found) -> tuple[Tensor, Tensor]:
-    """Both gradients, as shares of the largest entry."""
-    size = theirs.gradient.abs().max()
-    return theirs.gradient / size, ours.gradient / size
-
-
 def by_row(batch: Batch, x: Tensor) -> Tensor:
     """[B] the value at the first action of each row."""
     return x[torch.arange(len(batch)), batch.actions.int().argmax(1)]
@@ -136,11 +119,8 @@ def told_of(inputs: dict, name: str) -> Tensor:
 def compare_forms(folder: str, numbers: Numbers, report: Report) -> None:
     """Each loss of GRPOTrainer that we can express, off policy."""
     for name, form in FORMS.items():
-        pair = Pair(
-            Theirs("grpo", folder, numbers, **form.theirs),
-            Ours(form.row, folder, numbers, **(IN_LOSS | form.ours)),
-            name,
-        )
+        mine = Ours(form.row, folder, numbers, **(IN_LOSS | form.ours))
+        pair = Pair(Theirs("grpo", folder, numbers, **form.theirs), mine, name)
         row, options = form.faulty
         faulty = Ours(row, folder, numbers, **(IN_LOSS | options))
         for seed in range(DRAWS):
@@ -197,20 +177,13 @@ def compare_accumulated(folder: str, numbers: Numbers, report: Report) -> None:
 
 def compare_advantages(folder: str, numbers: Numbers, report: Report) -> None:
     """Of GRPO's groups, also with an abstention; the reward of RLOO with its KL, the others' mean taken off."""
-    deviation = {"advantage.deviation": "population"}
+    deviation, clipped = {"advantage.deviation": "population"}, {"reward_clip_range": (-0.5, 0.5)}
     sides = [
         ("grpo, scaled by group", "grpo", {}, "grpo", {"advantage.deviation": "sample"}, ("grpo", deviation)),
         ("grpo, not scaled", "grpo", {"scale_rewards": "none"}, "grpo", {"advantage.scale": False}, ("grpo", {})),
         ("rloo", "rloo", {}, "rloo", IN_REWARD, ("rloo", {})),
         ("rloo, no KL", "rloo", {"beta": 0.0}, "rloo", {}, ("rloo against the mean", {"advantage.scale": False})),
-        (
-            "rloo, scores clipped",
-            "rloo",
-            {"reward_clip_range": (-0.5, 0.5)},
-            "rloo",
-            IN_REWARD | {"score.clip": 0.5},
-            ("rloo", IN_REWARD),
-        ),
+        ("rloo, scores clipped", "rloo", clipped, "rloo", IN_REWARD | {"score.clip": 0.5}, ("rloo", IN_REWARD)),
     ]
     for name, kind, theirs, row, ours, (wrong, options) in sides:
         pair = Pair(Theirs(kind, folder, numbers, **theirs), Ours(row, folder, numbers, **ours), name)
@@ -361,23 +334,16 @@ def compare_equal_scores(folder: str, numbers: Numbers, report: Report) -> None:
         report.other("grpo, equal scores: advantages", inputs["advantages"], by_row(batch, batch.advantages))
 
 
+FIRST = compare_advantages, compare_kl, compare_forms, compare_methods, compare_accumulated
+THEN = compare_rloo, compare_training, compare_others, compare_abstained, compare_equal_scores
+
+
 def main() -> int:
     folder, good = stored("opt"), True
     for numbers in (Numbers(exact=True), Numbers(exact=False)):
         print("float64, TRL's output head replaced" if numbers.exact else "float32, TRL as it is")
         report = Report(numbers.bound)
-        for compare in (
-            compare_advantages,
-            compare_kl,
-            compare_forms,
-            compare_methods,
-            compare_accumulated,
-            compare_rloo,
-            compare_training,
-            compare_others,
-            compare_abstained,
-            compare_equal_scores,
-        ):
+        for compare in (*FIRST, *THEN):
             compare(folder, numbers, report)
         compare_positions(numbers, report)
         good = report.told() and good

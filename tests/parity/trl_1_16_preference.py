@@ -10,12 +10,13 @@ from the reference's, and gradients are those of all parameters, as shares of th
 import sys
 import tempfile
 import types
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from given_1_16 import OPTIONS, SETTINGS, Case, Numbers, Weights
 from report import Report
-from sides_1_16 import Found, Ours, gradient_of, loaded, place, stored, texts, weights_of, words
+from sides_1_16 import Found, Ours, gradient_of, loaded, place, shares, stored, texts, weights_of, words
 from torch import Tensor, nn
 
 from operant import Batch, Learner, Outputs
@@ -67,13 +68,9 @@ class Theirs:
         self.kind, self.numbers, self.model = kind, numbers, loaded(folder, numbers)
         given = {name: SETTINGS[name] for name in COMMON} | {"per_device_train_batch_size": PAIRS, "beta": BETA}
         given |= OWN[kind] | {"max_length": None, "precompute_ref_log_probs": False} | options
-        self.trainer = trainer(
-            model=self.model,
-            ref_model=loaded(folder, numbers),
-            args=settings(output_dir=tempfile.mkdtemp(), **given),
-            train_dataset=rows.of(kind),
-            processing_class=words(),
-        )
+        known = {"model": self.model, "ref_model": loaded(folder, numbers), "processing_class": words()}
+        known |= {"args": settings(output_dir=tempfile.mkdtemp(), **given), "train_dataset": rows.of(kind)}
+        self.trainer = trainer(**known)
         self.model.train()
         if numbers.exact:
             for model in (self.model, self.trainer.ref_model):
@@ -127,12 +124,6 @@ class Labelled(Ours):
         queries, replies, labels, groups = (list(column) for column in zip(*given, strict=True))
         known = {"tokenizer": None, "sampling": self.learner.sampling, "rewards": labels, "groups": groups}
         return self.learner.preview(to_rollouts(queries, replies, **known), None)[0]
-
-
-def shares(theirs: Found, ours: Found) -> tuple[Tensor, Tensor]:
-    """Both gradients, as shares of the largest entry."""
-    size = theirs.gradient.abs().max()
-    return theirs.gradient / size, ours.gradient / size
 
 
 SMOOTH = {"label_smoothing": SMOOTHING}
@@ -211,7 +202,7 @@ def compare_reward_model(numbers: Numbers, report: Report) -> None:
             trainer.args = types.SimpleNamespace(center_rewards_coefficient=None)
             trainer.model = types.SimpleNamespace(training=False)
             trainer.accelerator = types.SimpleNamespace(gather=lambda x: x, gather_for_metrics=lambda x: x)
-            trainer._total_train_tokens, trainer._metrics = 0, {"eval": _Lists()}
+            trainer._total_train_tokens, trainer._metrics = 0, {"eval": defaultdict(list)}
             theirs = RewardTrainer.compute_loss(trainer, model, dict(margin))
             (gradient,) = torch.autograd.grad(theirs, scores)
             mine, of_mine = ours_of_scores(given, margins, factor)
@@ -221,11 +212,6 @@ def compare_reward_model(numbers: Numbers, report: Report) -> None:
         report.differs("reward model, pairs, margin: loss, half the margin", theirs.detach(), wrong)
 
 
-class _Lists(dict):
-    def __missing__(self, name: str) -> list:
-        return self.setdefault(name, [])
-
-
 def ours_of_scores(given: Tensor, margins: Tensor, factor: float) -> tuple[float, Tensor]:
     """Our loss of the same scores, and its gradient by them; the label of a better reply is its margin."""
     batch = Batch.given([[1]] * 2 * PAIRS, [[2]] * 2 * PAIRS)
@@ -233,10 +219,8 @@ def ours_of_scores(given: Tensor, margins: Tensor, factor: float) -> tuple[float
     rewards, values = torch.zeros(batch.tokens.shape, dtype=given.dtype), torch.zeros(2 * PAIRS, 2, dtype=given.dtype)
     rewards[:PAIRS, 1], values[:, 1] = margins, given
     values.requires_grad_()
-    zeros = torch.zeros_like(rewards)
-    loss = reward_model(
-        Outputs(zeros, zeros, values=values), batch.with_(rewards=rewards), kind="pairwise", margin=factor
-    )["loss"].mean()
+    out = Outputs(*[torch.zeros_like(rewards)] * 2, values=values)
+    loss = reward_model(out, batch.with_(rewards=rewards), kind="pairwise", margin=factor)["loss"].mean()
     (gradient,) = torch.autograd.grad(loss, values)
     return float(loss), gradient[:, 1]
 

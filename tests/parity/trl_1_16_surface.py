@@ -24,26 +24,12 @@ PROMPTS = {
     "texts": ["The film", "A plot"],
     "messages": [[{"role": "user", "content": "The film?"}], [{"role": "user", "content": "A plot?"}]],
 }
+SEVERAL = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
+SEVERAL |= {"num_generations": 4, "num_iterations": 2, "max_steps": 40, "beta": 0.04, "loss_type": "dr_grpo"}
+SEVERAL |= {"scale_rewards": "none", "epsilon_high": 0.28, "warmup_steps": 10, "lr_scheduler_type": "cosine"}
 CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("GRPO", {}),
-    "several steps a batch": (
-        "GRPO",
-        {
-            "per_device_train_batch_size": 4,
-            "gradient_accumulation_steps": 2,
-            "steps_per_generation": 4,
-            "num_generations": 4,
-            "num_iterations": 2,
-            "max_steps": 40,
-            "beta": 0.04,
-            "loss_type": "dr_grpo",
-            "scale_rewards": "none",
-            "epsilon_high": 0.28,
-            "warmup_steps": 10,
-            "lr_scheduler_type": "cosine",
-            "mask_truncated_completions": True,
-        },
-    ),
+    "several steps a batch": ("GRPO", SEVERAL | {"mask_truncated_completions": True}),
     "rloo": ("RLOO", {"max_steps": 5, "temperature": 0.7, "adam_beta2": 0.95, "bf16": False}),
     "dpo": ("DPO", {"beta": 0.2, "loss_type": ["ipo"], "bf16": False}),
     "sft": ("SFT", {"num_train_epochs": 2, "max_length": 64, "learning_rate": 1e-4, "bf16": False}),
