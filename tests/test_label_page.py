@@ -309,6 +309,7 @@ REQUESTS = (
         ({"Authorization": "Bearer wrong"}, 401),
         ({"Authorization": ""}, 401),
         ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Length": "99"}, 408),
         ({"method": "GET"}, 405),
         ({"path": "/labels.sqlite"}, 404),
         ({"path": "/../store.py"}, 404),
@@ -329,6 +330,7 @@ REQUESTS = (
 
 def test_requests_that_are_not_of_the_page_are_refused(served):
     server = served()
+    server.patience = 1
     usual = {"Origin": f"http://127.0.0.1:{server.port}", "Authorization": f"Bearer {server.token}"}
     usual["Content-Type"] = "application/json"
     for change, status in REQUESTS:

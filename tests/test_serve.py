@@ -10,12 +10,15 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
+from http.server import ThreadingHTTPServer
 
 import openai
 import pytest
 import torch
 from cases import cases
 from page_commands import snippets
+from processes import served as running
 from processes import until
 from toys import bare_table, letters, lm
 
@@ -25,6 +28,7 @@ from operant.apps.agents import server as serving
 from operant.apps.agents.protocol import Reply, called, chat_request
 from operant.apps.agents.server import ModelServer, ServerOptions
 from operant.engines.native.engine import NativeEngine
+from operant.net.listening import Responder
 from operant.sampling import reply_text, task_key
 from operant.tools.cli import main
 
@@ -244,11 +248,20 @@ def test_a_key_is_asked_for_and_needed_beyond_this_machine(one, monkeypatch):
 
 
 def test_half_a_request_and_silence_end(one, monkeypatch):
-    monkeypatch.setattr(serving, "IDLE_SECONDS", 0.1)
-    address = one.socket.getsockname()
-    with socket.create_connection(address, timeout=10) as silent, socket.create_connection(address, timeout=10) as half:
+    monkeypatch.setattr(ModelServer, "patience", 0.3)
+    monkeypatch.setattr(Responder, "timeout", 0.3)
+    connect = partial(socket.create_connection, one.socket.getsockname(), timeout=10)
+    with connect() as silent, connect() as half, connect() as kept:
+        kept.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200" in kept.recv(1000)
+        kept.sendall(b"GET /health HTTP/1.1\r\n")
         half.sendall(HEAD + b"Content-Length: 90\r\n\r\n{")
         assert b"408" in half.recv(1000).splitlines()[0] and silent.recv(1000) == b""
+        while kept.recv(1000):  # until it is closed
+            pass
+    reads = running(ThreadingHTTPServer(("localhost", 0), Responder))
+    with reads as page, socket.create_connection(page.server_address) as slow, pytest.raises(ConnectionError):
+        until(lambda: slow.sendall(b"a"), 10)  # never a pause of `timeout` seconds
 
 
 def test_too_many_requests_wait_elsewhere_and_replies_that_nobody_reads_stop(one):

@@ -10,6 +10,7 @@ A label is answered only when the store has it on the disk; the page keeps it un
 JSON and are shown as text only; their sources and the item's id never leave this process.
 """
 
+import asyncio
 import hmac
 import json
 import math
@@ -171,6 +172,7 @@ class LabelServer(Listener):
 
     async def respond(self, request: "Request") -> "Response":
         from starlette.concurrency import run_in_threadpool
+        from starlette.requests import ClientDisconnect
         from starlette.responses import Response
 
         path, status, kind, body = request.url.path, 200, "application/json", b""
@@ -180,11 +182,14 @@ class LabelServer(Listener):
                 name, kind = FILES[path]
                 data = (FOLDER / name).read_bytes()
             else:
-                async for part in request.stream():
-                    body += part
-                    if len(body) > LARGEST_BODY:
-                        raise RefusedError(413, f"a label has at most {LARGEST_BODY} bytes; shorten the comment")
+                async with asyncio.timeout(self.patience):
+                    async for part in request.stream():
+                        body += part
+                        if len(body) > LARGEST_BODY:
+                            raise RefusedError(413, f"a label has at most {LARGEST_BODY} bytes; shorten the comment")
                 data = json.dumps(await run_in_threadpool(self.answer, path, body))
+        except (TimeoutError, ClientDisconnect):
+            status, data = 408, json.dumps({"error": f"the request was not there after {self.patience:g} seconds"})
         except RefusedError as refused:
             status, data = refused.args[0], json.dumps({"error": refused.args[1]})
         return Response(data, status, HEADERS, media_type=kind)
