@@ -93,7 +93,7 @@ class _Arriving(socket.SocketIO):  # what a connection sends, until `due`
     due = 0.0
 
     def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
-        self._sock.settimeout(max(self.due - time.monotonic(), 0.001))
+        self._sock.settimeout(max(self.due - time.monotonic(), 0.001))  # pyright: ignore
         return super().readinto(buffer)
 
 
