@@ -7,6 +7,7 @@
 `before_after` prints the replies from before and after training side by side.
 """
 
+import json
 import os
 import sys
 import time
@@ -92,7 +93,7 @@ class Console:
         metrics = without_given_kl(metrics)
         numbers = [text.format(metrics[name]) for name, text in _NUMBERS.items() if metrics.get(name) is not None]
         outcomes = {name.removeprefix("outcome/"): x for name, x in metrics.items() if name.startswith("outcome/")}
-        numbers += [f"{name} {share:.2f}" for name, share in list(outcomes.items())[:4]]
+        numbers += [f"{plain(name)} {share:.2f}" for name, share in list(outcomes.items())[:4]]
         if (speed := metrics.get("tokens/per_second")) is not None:
             short = f"{speed:.0f}" if speed < 1000 else f"{speed / 1000:.1f}k" if speed < 1e6 else f"{speed / 1e6:.1f}M"
             numbers.append(f"{short} tok/s")
@@ -182,10 +183,18 @@ def plain(text: str) -> str:
 
 
 def emit(text: str, output: TextIO | None = None) -> None:
-    """Print the text to standard output or another, with `?` for characters that the encoding there lacks."""
+    """Print lines, with tabs between columns, to standard output or another, where they control no terminal, and with
+    `?` for characters that the encoding there lacks."""
     output = sys.stdout if output is None else output
     encoding = output.encoding or "utf-8"
+    text = "".join(c if c.isprintable() or c in "\t\n" else " " for c in text)
     print(text.encode(encoding, errors="replace").decode(encoding), file=output, flush=True)
+
+
+def emit_json(value: object, indent: int | None = None) -> None:
+    """Print a value as JSON, in which characters that may control a terminal are escaped."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    emit("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
 def _is_terminal(output: TextIO) -> bool:
