@@ -277,7 +277,11 @@ print(text.count(task["target"]))
 def test_a_command_is_a_world_and_ends_with_all_that_it_started(tmp_path):
     agent = tmp_path / "agent.py"
     agent.write_text(AGENT, encoding="utf-8")
-    for rollout in played_in(AgentWorld(command=f"{sys.executable} {agent}", ignore=["temperature"]), TASKS[:2]):
+    world = AgentWorld(command=f"{sys.executable} {agent}", ignore=["temperature"])
+    world.reset({0: TASKS[0]})  # the program waits for a reply; every user may read arguments
+    key, seen = world.clients[0].api_key, [p.info["cmdline"] for p in psutil.process_iter(["cmdline"])]
+    assert str(agent) in str(seen) and key not in str(seen)
+    for rollout in played_in(world, TASKS[:2]):
         first, second = rollout.turns
         assert second.prompt[: len(first.prompt + first.action)] == first.prompt + first.action
         assert second.reward == rollout.texts[0].count(rollout.task.target), rollout.info

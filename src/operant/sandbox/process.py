@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,9 +35,16 @@ class SupervisedProcess:
     """A running program and its supervisor."""
 
     def __init__(
-        self, argv: Sequence[str], limits: Limits, *, fds: Sequence[int] = (), output: int = subprocess.DEVNULL
+        self,
+        argv: Sequence[str],
+        limits: Limits,
+        *,
+        fds: Sequence[int] = (),
+        output: int = subprocess.DEVNULL,
+        environment: Mapping[str, str] = {},
     ):
-        """Start the program. It inherits `fds` under the same numbers; its output goes to the descriptor `output`."""
+        """Start the program. It inherits `fds` under the same numbers; its output goes to the descriptor `output`.
+        environment: further variables, which may be secret: other users read arguments, but not these."""
         require(os.name == "posix", "isolated rewards need Linux or macOS: use the reward without isolation here")
         if limits.level == "auto":
             limits = replace(limits, level=os.environ.get(FORCED, "auto"))
@@ -63,6 +70,7 @@ class SupervisedProcess:
                 pass_fds=[theirs.fileno(), *fds],
                 start_new_session=True,  # so that Ctrl-C reaches the run alone
                 stdin=subprocess.DEVNULL,
+                env={**os.environ, **environment},
                 stdout=output,
                 stderr=output,
             )
