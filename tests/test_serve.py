@@ -225,11 +225,28 @@ def test_the_reply_of_an_encoder_decoder_needs_no_room_beside_the_prompt():
             read({"prompt": prompt, "max_tokens": tokens}, policy)
 
 
-def test_a_message_that_the_template_leaves_out_is_refused(one):
+class Read(str):
+    """A text that counts the letters that are searched."""
+
+    letters = 0
+
+    def find(self, form, start=0):
+        place = super().find(form, start)
+        Read.letters += (len(self) if place < 0 else place + len(form)) - start
+        return place
+
+
+def test_a_message_that_the_template_leaves_out_is_refused(one, monkeypatch):
     policy = Policy(one.policy.model, letters("{{ messages[0].content }}{{ messages[-1].content }}a"))
     talk = [{"role": "system", "content": "den"}, {"role": "system", "content": "cab"}, USER]
-    with pytest.raises(serving.protocol.RefusedRequestError, match=r"messages\[1\].*leaves it out"):
-        serving.protocol.chat_request({"messages": talk}, policy)
+    for more, why in (({}, r"messages\[1\].*leaves it out"), ({"content": "a" * 70}, "context of 64")):
+        with pytest.raises(serving.protocol.RefusedRequestError, match=why):  # the length is looked at first
+            chat_request({"messages": [*talk, USER | more]}, policy)
+    last = Policy(one.policy.model, letters("{{ messages[1].content }}{{ messages[0].content }}a"))
+    assert chat_request({"messages": talk[1:]}, last).prompts  # a system message that stands behind
+    monkeypatch.setattr(serving.protocol, "render", lambda *_, **__: Read("".join(map(chr, range(97, 123)))))
+    talk = [USER | {"content": chr(97 + i)} for i in range(26)]
+    assert chat_request({"messages": talk}, one.policy).prompts and 26 <= Read.letters <= 52
 
 
 @cases(({"Host": "evil.example"}, 403), ({"Origin": "http://evil.example"}, 403), ({"Content-Type": "text/plain"}, 415))
