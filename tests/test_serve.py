@@ -189,6 +189,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
     ("completions", {"prompt": [99999]}, 400, "0 to 36"),
     ("completions", {"prompt": [True]}, 400, "token ids"),
     ("completions", {"prompt": "a", "colour": 1}, 400, "unknown field 'colour'"),
+    ("completions", {"prompt": "a", "\ud800": 1}, 400, "unknown field '\\ud800'"),
     ("completions", {"prompt": "a", "frequency_penalty": 0.5}, 400, "no such thing"),
     ("completions", {"prompt": "a", "temperature": 3}, 400, "0 to 2"),
     ("completions", {"prompt": "a", "top_p": 0}, 400, "top_p=0"),

@@ -160,7 +160,8 @@ class ModelServer(Listener):
             refused = RefusedRequestError(408, f"the request was not there after {self.patience:g} seconds")
         except Exception as error:
             refused = protocol.refusal(error)
-        return JSONResponse(refused.body, refused.status, {"Connection": "close"})
+        text = json.dumps(refused.body)  # which escapes what a request quotes and UTF-8 lacks
+        return Response(text, refused.status, {"Connection": "close"}, media_type="application/json")
 
 
 _PATHS = {"/health": "GET", "/v1/models": "GET", "/v1/completions": "POST", "/v1/chat/completions": "POST"}

@@ -13,7 +13,6 @@ JSON and are shown as text only; their sources and the item's id never leave thi
 import asyncio
 import hmac
 import json
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from operant.bounds import bounded, check_bounds
 from operant.net.listening import Listener, is_known_host, url_of
 from operant.tools.labels.items import IMPORT, KINDS, SCALE, Content, checked_answer, name_of_labeller
 from operant.tools.labels.store import BusyError, Label, Store
-from operant.types import OperantError
+from operant.types import OperantError, is_real
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -117,7 +116,7 @@ class LabelServer(Listener):
             return ACTIONS[path](self, name, asked)
         except BusyError as error:
             raise RefusedError(503, str(error)) from error
-        except (ValueError, RecursionError) as error:  # an OperantError, or no JSON
+        except (ValueError, RecursionError, OverflowError) as error:  # an OperantError, no JSON, a number too large
             raise RefusedError(400, str(error)) from error
 
     def next(self, name: str, asked: Mapping[str, object]) -> dict[str, object]:
@@ -128,7 +127,7 @@ class LabelServer(Listener):
         count, answer, key, seconds = len(item.replies), asked.get("answer"), asked.get("key"), asked.get("seconds")
         if not isinstance(key, str) or not 8 <= len(key) <= 100:
             raise OperantError("a label needs a key of 8 to 100 letters, another one for each label")
-        seconds = float(seconds) if type(seconds) in (int, float) and math.isfinite(seconds) else None
+        seconds = float(seconds) if type(seconds) in (int, float) and is_real(seconds) else None
         if answer is not None:
             places = order(name, item.id, count)
             checked, field = checked_answer(answer, count), KINDS[self.store.kind]
