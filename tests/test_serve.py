@@ -226,17 +226,6 @@ def test_the_reply_of_an_encoder_decoder_needs_no_room_beside_the_prompt():
             read({"prompt": prompt, "max_tokens": tokens}, policy)
 
 
-class Read(str):
-    """A text that counts the letters that are searched."""
-
-    letters = 0
-
-    def find(self, form, start=0):
-        place = super().find(form, start)
-        Read.letters += (len(self) if place < 0 else place + len(form)) - start
-        return place
-
-
 def test_a_message_that_the_template_leaves_out_is_refused(one, monkeypatch):
     policy = Policy(one.policy.model, letters("{{ messages[0].content }}{{ messages[-1].content }}a"))
     talk = [{"role": "system", "content": "den"}, {"role": "system", "content": "cab"}, USER]
@@ -245,9 +234,11 @@ def test_a_message_that_the_template_leaves_out_is_refused(one, monkeypatch):
             chat_request({"messages": [*talk, USER | more]}, policy)
     last = Policy(one.policy.model, letters("{{ messages[1].content }}{{ messages[0].content }}a"))
     assert chat_request({"messages": talk[1:]}, last).prompts  # a system message that stands behind
-    monkeypatch.setattr(serving.protocol, "render", lambda *_, **__: Read("".join(map(chr, range(97, 123)))))
-    talk = [USER | {"content": chr(97 + i)} for i in range(26)]
-    assert chat_request({"messages": talk}, one.policy).prompts and 26 <= Read.letters <= 52
+    begun = list[int]()  # each search begins where the last one has found its message
+    text = type("Text", (str,), {"find": lambda self, form, start: begun.append(start) or str.find(self, form, start)})
+    monkeypatch.setattr(serving.protocol, "render", lambda *_, **__: text("abcdefgh"))
+    chat_request({"messages": [USER | {"content": letter} for letter in "abcdefgh"]}, one.policy)
+    assert begun == [0, *range(7)]
 
 
 @cases(({"Host": "evil.example"}, 403), ({"Origin": "http://evil.example"}, 403), ({"Content-Type": "text/plain"}, 415))
@@ -275,8 +266,7 @@ def test_half_a_request_and_silence_end(one, monkeypatch):
         kept.sendall(b"GET /health HTTP/1.1\r\n")
         half.sendall(HEAD + b"Content-Length: 90\r\n\r\n{")
         assert b"408" in half.recv(1000).splitlines()[0] and silent.recv(1000) == b""
-        while kept.recv(1000):  # until it is closed
-            pass
+        b"".join(iter(partial(kept.recv, 1000), b""))  # until it is closed
     reads = running(ThreadingHTTPServer(("localhost", 0), Responder))
     with reads as page, socket.create_connection(page.server_address) as slow, pytest.raises(ConnectionError):
         until(lambda: slow.sendall(b"a"), 10)  # never a pause of `timeout` seconds

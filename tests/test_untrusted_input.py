@@ -512,9 +512,8 @@ def test_a_reply_never_controls_a_terminal(capsys):
     emit(f"a\t{ESCAPES}\nb")
     emit_json([ESCAPES], indent=1)
     before_after([(ESCAPES, ESCAPES, 0.0, ESCAPES, 1.0)], output)
-    main(["train", f"no{ESCAPES}thing"])
-    main(["report", f"no{ESCAPES}thing"])
-    main([f"no{ESCAPES}thing"])
+    for command in (["train"], ["report"], []):
+        main([*command, f"no{ESCAPES}thing"])
     said = capsys.readouterr()
     assert said.out[:2] == "a\t" and json.loads(said.out.partition("\nb\n")[2]) == [ESCAPES]
     for text in (output.getvalue(), said.out, said.err):

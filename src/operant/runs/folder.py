@@ -190,8 +190,7 @@ class RunFolder:
             atomic_io.write(path, atomic_io.strict_json({**known, **facts}) + "\n")
 
     def log_message(self, text: str) -> None:
-        """Append a line with the time to `log.txt`, and further lines indented, so that no text looks like another
-        line. If the disk refuses, the line waits and nothing is raised."""
+        """Append a line with the time to `log.txt`, and further ones indented. If the disk refuses, they wait."""
         with suppress(OperantError):
             lines = "\n  ".join(map(plain, text.split("\n")))
             self._log.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {lines}\n")

@@ -1,10 +1,8 @@
 """The console output of a run: a progress bar in a terminal, plain lines elsewhere, and sample replies.
 
-    console = Console()                    # or Console(total=100)
-    console.start({"steps": 100})
-    console.log(12, {"reward/mean": 0.71, "kl/per_reply": 3.2, ...})
-
-`before_after` prints the replies from before and after training side by side.
+console = Console()                    # or Console(total=100)
+console.start({"steps": 100})
+console.log(12, {"reward/mean": 0.71, "kl/per_reply": 3.2, ...})
 """
 
 import json
@@ -44,14 +42,9 @@ class Console:
     """
 
     def __init__(
-        self,
-        total: int = 0,
-        *,
-        every: int = 1,
-        samples_every: int | None = None,
-        samples: int = 2,
+        self, total: int = 0, *, every: int = 1, samples_every: int | None = None, samples: int = 2,
         output: TextIO | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.total, self.every, self.samples_every, self.samples = total, max(every, 1), samples_every, samples
         self._output: TextIO = sys.stdout if output is None else output
         self._bar: Any = None
@@ -150,14 +143,9 @@ def episodes(rows: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any
     return found
 
 
-def before_after(
-    rows: Sequence[tuple[str, str, float | None, str, float | None]], output: TextIO | None = None
-) -> None:
-    """Print rows of (query, before, score, after, score) as a table in a terminal, else as plain lines.
-
-    A score may be None.
-    """
-    out: TextIO = sys.stdout if output is None else output
+def before_after(rows: Sequence[tuple[str, str, float | None, str, float | None]], out: TextIO | None = None) -> None:
+    """Print rows of (query, before, score or None, after, score or None), as a table in a terminal, else as lines."""
+    out = sys.stdout if out is None else out
     if not _is_terminal(out):
         for query, before, old, after, new in rows:
             scores = ["" if score is None else f"{score:6.3f} " for score in (old, new)]
@@ -183,8 +171,7 @@ def plain(text: str) -> str:
 
 
 def emit(text: str, output: TextIO | None = None) -> None:
-    """Print lines, with tabs between columns, to standard output or another, where they control no terminal, and with
-    `?` for characters that the encoding there lacks."""
+    """Print lines to an output: nothing that controls a terminal, and `?` for what its encoding lacks."""
     output = sys.stdout if output is None else output
     encoding = output.encoding or "utf-8"
     text = "".join(c if c.isprintable() or c in "\t\n" else " " for c in text)

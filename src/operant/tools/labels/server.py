@@ -161,13 +161,8 @@ class LabelServer(Listener):
         item = self.store.item(item_id)
         places = order(name, item_id, len(item.replies))
         answer = None if before is None or not before.answer else moved(before.answer, places)
-        known["item"] = {
-            "number": self.store.number_of(item_id),
-            "prompt": messages(item.prompt),
-            "replies": [messages(item.replies[place]) for place in places],
-            "answer": answer,
-        }
-        return known
+        texts = {"prompt": messages(item.prompt), "replies": [messages(item.replies[place]) for place in places]}
+        return known | {"item": {"number": self.store.number_of(item_id), **texts, "answer": answer}}
 
     async def respond(self, request: "Request") -> "Response":
         from starlette.concurrency import run_in_threadpool
