@@ -18,6 +18,7 @@ import pytest
 import torch
 from cases import cases
 from page_commands import snippets
+from processes import until
 from toys import letters, lm
 from worlds import Turns
 
@@ -289,12 +290,7 @@ def test_a_command_is_a_world_and_ends_with_all_that_it_started(tmp_path):
     for command, end, why in ((hangs, "timeout", "within 3 seconds"), ("echo no; exit 3", "raised", "status 3: no")):
         [rollout] = played_in(AgentWorld(command=command, deadline=3.0), TASKS[:1])
         assert rollout.end == end and why in rollout.info["failure"]
-    until = time.monotonic() + 5
-    while (left := [p for p in psutil.process_iter(["cmdline"]) if "999.25" in str(p.info["cmdline"])]) and (
-        time.monotonic() < until
-    ):
-        time.sleep(0.1)
-    assert not left
+    until(lambda: not any("999.25" in str(p.info["cmdline"]) for p in psutil.process_iter(["cmdline"])), 5)
 
 
 def swallows(task, client):

@@ -12,14 +12,14 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from http.server import ThreadingHTTPServer
+from types import SimpleNamespace
 
 import openai
+import processes
 import pytest
 import torch
 from cases import cases
 from page_commands import snippets
-from processes import served as running
-from processes import until
 from toys import bare_table, letters, lm
 
 import operant
@@ -141,13 +141,8 @@ def test_conversations_are_rendered_by_the_template_and_scored(one):
     ('<tool_call>{"arguments": {}}</tool_call>', None, '<tool_call>{"arguments": {}}</tool_call>'),
 )
 def test_calls_of_functions_are_read(text, name, left):
-    class Says:
-        """A tokenizer whose tokens are characters."""
-
-        def decode(self, ids, **_):
-            return "".join(map(chr, ids))
-
-    calls, rest = called(Says(), Reply([], [*map(ord, text)], "stop"), text)
+    says = SimpleNamespace(decode=lambda ids, **_: "".join(map(chr, ids)))
+    calls, rest = called(says, Reply([], [*map(ord, text)], "stop"), text)
     assert [c["function"]["name"] for c in calls] == ([name] if name else []) and rest == left
     assert not calls or json.loads(calls[0]["function"]["arguments"]) == {"to": "c"}
 
@@ -267,29 +262,24 @@ def test_half_a_request_and_silence_end(one, monkeypatch):
         half.sendall(HEAD + b"Content-Length: 90\r\n\r\n{")
         assert b"408" in half.recv(1000).splitlines()[0] and silent.recv(1000) == b""
         b"".join(iter(partial(kept.recv, 1000), b""))  # until it is closed
-    reads = running(ThreadingHTTPServer(("localhost", 0), Responder))
+    reads = processes.served(ThreadingHTTPServer(("localhost", 0), Responder))
     with reads as page, socket.create_connection(page.server_address) as slow, pytest.raises(ConnectionError):
-        until(lambda: slow.sendall(b"a"), 10)  # never a pause of `timeout` seconds
+        processes.until(lambda: slow.sendall(b"a"), 10)  # never a pause of `timeout` seconds
 
 
 def test_too_many_requests_wait_elsewhere_and_replies_that_nobody_reads_stop(one):
     one.batches.waiting, slow = 2, threading.Event()
     generate_more = one.engine.generate_more
-
-    def late(*arguments):
-        slow.wait(10)
-        return generate_more(*arguments)
-
-    one.engine.generate_more = late
+    one.engine.generate_more = lambda *given: (slow.wait(10), generate_more(*given))[1]
     try:
         body = json.dumps({"prompt": "a", "n": 2}).encode()
         with socket.create_connection(one.socket.getsockname()) as left:
             left.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            until(lambda: len(one.batches._live) == 2)
+            processes.until(lambda: len(one.batches._live) == 2)
             status, error = post(one, "/v1/completions", {"prompt": "a"})
             assert status == 429 and "try again" in error["message"]
             assert post(one, "/v1/completions", {"prompt": "a", "n": 3})[0] == 400, "it never fits"
-        until(lambda: not one.batches._live)
+        processes.until(lambda: not one.batches._live)
     finally:
         slow.set()
         del one.engine.generate_more
@@ -331,7 +321,7 @@ def test_a_stream_begins_with_a_single_token(one, stream, known):
     request, found = serving.protocol.completion_request(asked, one.policy), []
     request = replace(request, sampling=replace(request.sampling, stop_tokens=()))
     one.batches.start(request, lambda going: found.append(len(going.action)))
-    until(lambda: found and found[-1] == 40)
+    processes.until(lambda: found and found[-1] == 40)
     assert found == known
 
 

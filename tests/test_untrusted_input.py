@@ -502,8 +502,7 @@ ESCAPES = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b31m\r\b\b\u202eabc\u2028\x00[bo
 
 
 def test_a_reply_never_controls_a_terminal(capsys):
-    output = io.StringIO()
-    console = Console(2, samples_every=1, output=output)
+    console = Console(2, samples_every=1, output=(output := io.StringIO()))
     console.start({"steps": 2})
     console.rollouts(1, [{"query": ESCAPES, "reply": ESCAPES, "reward": 1.0}])
     console.log(1, {f"outcome/{ESCAPES}": 0.5})
