@@ -174,10 +174,6 @@ def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     return [node for node in walked(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
 
 
-def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    return (function.end_lineno or function.lineno) - function.lineno + 1
-
-
 def used_once(sources: dict[Path, str]) -> list[str]:
     """Functions whose name stands exactly once in the package outside their own definition."""
     counts = Counter(word for source in sources.values() for word in re.findall(r"\b[A-Za-z_]\w*\b", source))
@@ -239,7 +235,8 @@ def measure() -> dict[str, int | float]:
     trees = {path: parsed(source) for path, source in sources.items()}
     graph = module_graph()
     packages = package_graph(graph)
-    lengths = sorted(lines_of(function) for tree in trees.values() for function in functions(tree))
+    found = [function for tree in trees.values() for function in functions(tree)]
+    lengths = sorted((function.end_lineno or function.lineno) - function.lineno + 1 for function in found)
     once, step = used_once(sources), reading_list()
     return {
         "modules in the root": sum(path.parent == PACKAGE and not path.stem.startswith("__") for path in sources),

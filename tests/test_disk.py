@@ -12,7 +12,7 @@ from toys import letters
 
 from operant import OperantError, train
 from operant.api import runs
-from operant.runs.folder import Journal, RunFolder
+from operant.runs.folder import Journal, RunFolder, state
 from operant.storage import atomic_io
 from operant.storage.checkpoint_store import newest_whole
 
@@ -160,7 +160,9 @@ def test_what_waits_is_bounded(tmp_path, monkeypatch):
 def test_a_log_that_cannot_be_written_waits_until_the_end(tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
     with on(Disk(lambda operation, path: path.name == "log.txt", steps=[0])):
-        folder.log_message("first")
-        folder.log_message("second")
+        folder.log_message("first\n2026-01-01 00:00:00 the run failed: forged\x85\x1b[2J second")
+        folder.log_message("of 'the run failed: x' second")
     folder.close()
-    assert [x.split()[-1] for x in folder.log_path.read_text(encoding="utf-8").splitlines()] == ["first", "second"]
+    lines = folder.log_path.read_text(encoding="utf-8").splitlines()
+    assert [line[0] == " " or line.split()[-1] for line in lines] == ["first", True, "second"]
+    assert state(folder.path, 1, 2) == "interrupted" and "\x1b" not in lines[1]

@@ -3,10 +3,10 @@
 import json
 import math
 import random
-import time
 
 import pytest
 from cases import cases, slow
+from processes import until
 
 from operant import OperantError, diagnose
 from operant.metrics.registry import METRICS, describe
@@ -91,9 +91,7 @@ def wandb_offline(path, table, monkeypatch):
     with wandb.init(project="p", dir=str(path), mode="offline") as run:
         for step, row in enumerate(table, 1):
             run.log({f"train/{name}": x for name, x in row.items()} | {"train/global_step": step})
-    end = time.monotonic() + 60
-    while len(read_log(path / "wandb")) < len(table) and time.monotonic() < end:  # its service may write late
-        time.sleep(0.2)
+    until(lambda: len(read_log(path / "wandb")) >= len(table), 60)  # its service may write late
     return path / "wandb"
 
 

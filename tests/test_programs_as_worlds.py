@@ -18,6 +18,7 @@ import pytest
 import torch
 from cases import cases
 from page_commands import snippets
+from processes import until
 from toys import letters, lm
 from worlds import Turns
 
@@ -277,7 +278,11 @@ print(text.count(task["target"]))
 def test_a_command_is_a_world_and_ends_with_all_that_it_started(tmp_path):
     agent = tmp_path / "agent.py"
     agent.write_text(AGENT, encoding="utf-8")
-    for rollout in played_in(AgentWorld(command=f"{sys.executable} {agent}", ignore=["temperature"]), TASKS[:2]):
+    world = AgentWorld(command=f"{sys.executable} {agent}", ignore=["temperature"])
+    world.reset({0: TASKS[0]})  # the program waits for a reply; every user may read arguments
+    key, seen = world.clients[0].api_key, [p.info["cmdline"] for p in psutil.process_iter(["cmdline"])]
+    assert str(agent) in str(seen) and key not in str(seen)
+    for rollout in played_in(world, TASKS[:2]):
         first, second = rollout.turns
         assert second.prompt[: len(first.prompt + first.action)] == first.prompt + first.action
         assert second.reward == rollout.texts[0].count(rollout.task.target), rollout.info
@@ -285,12 +290,7 @@ def test_a_command_is_a_world_and_ends_with_all_that_it_started(tmp_path):
     for command, end, why in ((hangs, "timeout", "within 3 seconds"), ("echo no; exit 3", "raised", "status 3: no")):
         [rollout] = played_in(AgentWorld(command=command, deadline=3.0), TASKS[:1])
         assert rollout.end == end and why in rollout.info["failure"]
-    until = time.monotonic() + 5
-    while (left := [p for p in psutil.process_iter(["cmdline"]) if "999.25" in str(p.info["cmdline"])]) and (
-        time.monotonic() < until
-    ):
-        time.sleep(0.1)
-    assert not left
+    until(lambda: not any("999.25" in str(p.info["cmdline"]) for p in psutil.process_iter(["cmdline"])), 5)
 
 
 def swallows(task, client):

@@ -10,13 +10,16 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
+from http.server import ThreadingHTTPServer
+from types import SimpleNamespace
 
 import openai
+import processes
 import pytest
 import torch
 from cases import cases
 from page_commands import snippets
-from processes import until
 from toys import bare_table, letters, lm
 
 import operant
@@ -25,6 +28,7 @@ from operant.apps.agents import server as serving
 from operant.apps.agents.protocol import Reply, called, chat_request
 from operant.apps.agents.server import ModelServer, ServerOptions
 from operant.engines.native.engine import NativeEngine
+from operant.net.listening import Responder
 from operant.sampling import reply_text, task_key
 from operant.tools.cli import main
 
@@ -137,13 +141,8 @@ def test_conversations_are_rendered_by_the_template_and_scored(one):
     ('<tool_call>{"arguments": {}}</tool_call>', None, '<tool_call>{"arguments": {}}</tool_call>'),
 )
 def test_calls_of_functions_are_read(text, name, left):
-    class Says:
-        """A tokenizer whose tokens are characters."""
-
-        def decode(self, ids, **_):
-            return "".join(map(chr, ids))
-
-    calls, rest = called(Says(), Reply([], [*map(ord, text)], "stop"), text)
+    says = SimpleNamespace(decode=lambda ids, **_: "".join(map(chr, ids)))
+    calls, rest = called(says, Reply([], [*map(ord, text)], "stop"), text)
     assert [c["function"]["name"] for c in calls] == ([name] if name else []) and rest == left
     assert not calls or json.loads(calls[0]["function"]["arguments"]) == {"to": "c"}
 
@@ -185,6 +184,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
     ("completions", {"prompt": [99999]}, 400, "0 to 36"),
     ("completions", {"prompt": [True]}, 400, "token ids"),
     ("completions", {"prompt": "a", "colour": 1}, 400, "unknown field 'colour'"),
+    ("completions", {"prompt": "a", "\ud800": 1}, 400, "unknown field '\\ud800'"),
     ("completions", {"prompt": "a", "frequency_penalty": 0.5}, 400, "no such thing"),
     ("completions", {"prompt": "a", "temperature": 3}, 400, "0 to 2"),
     ("completions", {"prompt": "a", "top_p": 0}, 400, "top_p=0"),
@@ -221,11 +221,19 @@ def test_the_reply_of_an_encoder_decoder_needs_no_room_beside_the_prompt():
             read({"prompt": prompt, "max_tokens": tokens}, policy)
 
 
-def test_a_message_that_the_template_leaves_out_is_refused(one):
+def test_a_message_that_the_template_leaves_out_is_refused(one, monkeypatch):
     policy = Policy(one.policy.model, letters("{{ messages[0].content }}{{ messages[-1].content }}a"))
     talk = [{"role": "system", "content": "den"}, {"role": "system", "content": "cab"}, USER]
-    with pytest.raises(serving.protocol.RefusedRequestError, match=r"messages\[1\].*leaves it out"):
-        serving.protocol.chat_request({"messages": talk}, policy)
+    for more, why in (({}, r"messages\[1\].*leaves it out"), ({"content": "a" * 70}, "context of 64")):
+        with pytest.raises(serving.protocol.RefusedRequestError, match=why):  # the length is looked at first
+            chat_request({"messages": [*talk, USER | more]}, policy)
+    last = Policy(one.policy.model, letters("{{ messages[1].content }}{{ messages[0].content }}a"))
+    assert chat_request({"messages": talk[1:]}, last).prompts  # a system message that stands behind
+    begun = list[int]()  # each search begins where the last one has found its message
+    text = type("Text", (str,), {"find": lambda self, form, start: begun.append(start) or str.find(self, form, start)})
+    monkeypatch.setattr(serving.protocol, "render", lambda *_, **__: text("abcdefgh"))
+    chat_request({"messages": [USER | {"content": letter} for letter in "abcdefgh"]}, one.policy)
+    assert begun == [0, *range(7)]
 
 
 @cases(({"Host": "evil.example"}, 403), ({"Origin": "http://evil.example"}, 403), ({"Content-Type": "text/plain"}, 415))
@@ -244,31 +252,34 @@ def test_a_key_is_asked_for_and_needed_beyond_this_machine(one, monkeypatch):
 
 
 def test_half_a_request_and_silence_end(one, monkeypatch):
-    monkeypatch.setattr(serving, "IDLE_SECONDS", 0.1)
-    address = one.socket.getsockname()
-    with socket.create_connection(address, timeout=10) as silent, socket.create_connection(address, timeout=10) as half:
+    monkeypatch.setattr(ModelServer, "patience", 0.3)
+    monkeypatch.setattr(Responder, "timeout", 0.3)
+    connect = partial(socket.create_connection, one.socket.getsockname(), timeout=10)
+    with connect() as silent, connect() as half, connect() as kept:
+        kept.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200" in kept.recv(1000)
+        kept.sendall(b"GET /health HTTP/1.1\r\n")
         half.sendall(HEAD + b"Content-Length: 90\r\n\r\n{")
         assert b"408" in half.recv(1000).splitlines()[0] and silent.recv(1000) == b""
+        b"".join(iter(partial(kept.recv, 1000), b""))  # until it is closed
+    reads = processes.served(ThreadingHTTPServer(("localhost", 0), Responder))
+    with reads as page, socket.create_connection(page.server_address) as slow, pytest.raises(ConnectionError):
+        processes.until(lambda: slow.sendall(b"a"), 10)  # never a pause of `timeout` seconds
 
 
 def test_too_many_requests_wait_elsewhere_and_replies_that_nobody_reads_stop(one):
     one.batches.waiting, slow = 2, threading.Event()
     generate_more = one.engine.generate_more
-
-    def late(*arguments):
-        slow.wait(10)
-        return generate_more(*arguments)
-
-    one.engine.generate_more = late
+    one.engine.generate_more = lambda *given: (slow.wait(10), generate_more(*given))[1]
     try:
         body = json.dumps({"prompt": "a", "n": 2}).encode()
         with socket.create_connection(one.socket.getsockname()) as left:
             left.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            until(lambda: len(one.batches._live) == 2)
+            processes.until(lambda: len(one.batches._live) == 2)
             status, error = post(one, "/v1/completions", {"prompt": "a"})
             assert status == 429 and "try again" in error["message"]
             assert post(one, "/v1/completions", {"prompt": "a", "n": 3})[0] == 400, "it never fits"
-        until(lambda: not one.batches._live)
+        processes.until(lambda: not one.batches._live)
     finally:
         slow.set()
         del one.engine.generate_more
@@ -310,7 +321,7 @@ def test_a_stream_begins_with_a_single_token(one, stream, known):
     request, found = serving.protocol.completion_request(asked, one.policy), []
     request = replace(request, sampling=replace(request.sampling, stop_tokens=()))
     one.batches.start(request, lambda going: found.append(len(going.action)))
-    until(lambda: found and found[-1] == 40)
+    processes.until(lambda: found and found[-1] == 40)
     assert found == known
 
 

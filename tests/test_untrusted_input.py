@@ -25,7 +25,7 @@ from operant import Learner, OperantError, Task, ValueOptions, export, load_poli
 from operant.data import DataOptions, load_tasks
 from operant.models.safe_loading import check_finite
 from operant.runs.folder import RunFolder, read_config
-from operant.runs.trackers.console import Console, before_after
+from operant.runs.trackers.console import Console, before_after, emit, emit_json
 from operant.tools.cli import main
 from operant.tools.report import run_report
 from operant.tools.report.compare import write_comparison
@@ -528,17 +528,19 @@ ESCAPES = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b31m\r\b\b\u202eabc\u2028\x00[bo
 
 
 def test_a_reply_never_controls_a_terminal(capsys):
-    output = io.StringIO()
-    console = Console(2, samples_every=1, output=output)
+    console = Console(2, samples_every=1, output=(output := io.StringIO()))
     console.start({"steps": 2})
     console.rollouts(1, [{"query": ESCAPES, "reply": ESCAPES, "reward": 1.0}])
+    console.log(1, {f"outcome/{ESCAPES}": 0.5})
     console.note(ESCAPES)
     console.close()
+    emit(f"a\t{ESCAPES}\nb")
+    emit_json([ESCAPES], indent=1)
     before_after([(ESCAPES, ESCAPES, 0.0, ESCAPES, 1.0)], output)
-    main(["train", f"no{ESCAPES}thing"])
-    main(["report", f"no{ESCAPES}thing"])
-    main([f"no{ESCAPES}thing"])
+    for command in (["train"], ["report"], []):
+        main([*command, f"no{ESCAPES}thing"])
     said = capsys.readouterr()
+    assert said.out[:2] == "a\t" and json.loads(said.out.partition("\nb\n")[2]) == [ESCAPES]
     for text in (output.getvalue(), said.out, said.err):
-        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", text), text
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u202e]", text), text
     assert "red" in output.getvalue() and "[bold]x[/bold]" in output.getvalue()

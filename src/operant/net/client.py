@@ -8,7 +8,6 @@ whatever fails is a sentence that names the address, the reason and the option t
 """
 
 import json
-import math
 import os
 import random
 import threading
@@ -43,13 +42,6 @@ class NoAnswer(OperantError):
         self.status, self.late, self.passes, self.after = status, late, passes, after
 
 
-class NoRedirect(HTTPRedirectHandler):
-    """A redirection is an answer like others: nothing is sent to another address."""
-
-    def redirect_request(self, *args: object, **more: object) -> None:
-        return None
-
-
 class Client:
     """Requests to the server at `url`, each of which is sent up to `tries` times.
 
@@ -77,17 +69,16 @@ class Client:
         proxied: bool = True,
         serves: str = "",
     ):
-        for name, value, good, rule in (
-            ("at_once", at_once, at_once >= 1, "at least 1"),
-            ("timeout", timeout, 0 < timeout < 1e9, "above 0 seconds and below 1e9"),
-            ("tries", tries, tries >= 1, "at least 1"),
-            ("longest_wait", longest_wait, longest_wait >= 0, "at least 0 seconds"),
-        ):
-            require(good, f"{owner}.{name}={shown(value)}: it must be {rule}")
+        require(at_once >= 1, f"{owner}.at_once={shown(at_once)}: it must be at least 1")
+        require(0 < timeout < 1e9, f"{owner}.timeout={shown(timeout)}: it must be above 0 seconds and below 1e9")
+        require(tries >= 1, f"{owner}.tries={shown(tries)}: it must be at least 1")
+        require(longest_wait >= 0, f"{owner}.longest_wait={shown(longest_wait)}: it must be at least 0 seconds")
         self.option = f"{owner}.url"
         """The option that errors name as that of the address."""
         direct = is_local(host_of(url, self.option)) or not proxied  # one's own machine is never behind a proxy
-        self.fetch = build_opener(ProxyHandler({} if direct else None), NoRedirect()).open
+        # A redirection is an answer like others: nothing is sent to another address.
+        stays = type("Stays", (HTTPRedirectHandler,), {"redirect_request": lambda *_: None})
+        self.fetch = build_opener(ProxyHandler({} if direct else None), stays).open
         self.url, self.timeout, self.tries, self.at_once = url.rstrip("/"), timeout, tries, at_once
         self.longest_wait, self.wait_option, self.passing = longest_wait, wait_option, passing
         self.most_bytes, self.key_variable, self.serves = most_bytes, key_variable, serves
@@ -155,16 +146,12 @@ class Client:
             with self.fetch(Request(address, body.encode(), headers), timeout=self.timeout) as response:
                 return without(key * (len(key) >= 16), self.received(address, response))  # and not a word such as EMPTY
         except HTTPError as error:
-            answer = b""
+            said = ""
             with error, suppress(OSError, HTTPException):  # it may break off
-                answer = error.read(2000)
-            said = without(key, answer)
-            raise NoAnswer(
-                f"{address} answered with status {error.code}: {reason_in(said)}",
-                status=error.code,
-                passes=error.code in self.passing and "insufficient_quota" not in said,
-                after=seconds_in(error.headers.get("Retry-After")),
-            ) from error
+                said = without(key, error.read(2000))
+            why, after = f"status {error.code}: {reason_in(said)}", seconds_in(error.headers.get("Retry-After"))
+            passes = error.code in self.passing and "insufficient_quota" not in said
+            raise NoAnswer(f"{address} answered with {why}", status=error.code, passes=passes, after=after) from error
         except (OSError, HTTPException, UnicodeError) as error:  # too late, refused, reset, cut in the middle
             cause = error.reason if isinstance(error, URLError) else error
             late = isinstance(cause, TimeoutError)
@@ -225,14 +212,10 @@ def host_of(url: object, option: str) -> str:
         parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
         private = parts.username or parts.password or parts.query
         host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
-    remedy = "which are not sent: a key goes into key_variable instead"
-    require(not private, f"{option} holds a user, password or query, {remedy}")
-    if not host:
-        raise OperantError(
-            f"{option}={shown(url)}: it must be an address such as http://127.0.0.1:8000/v1, and must begin with "
-            "http:// or https://"
-        )
-    return host
+    require(not private, f"{option} holds a user, password or query, which are not sent: a key goes into key_variable")
+    rule = "it must be an address such as http://127.0.0.1:8000/v1, and must begin with http:// or https://"
+    require(host, f"{option}={shown(url)}: {rule}")
+    return host or ""
 
 
 def without(key: str, answer: bytes) -> str:
@@ -244,8 +227,7 @@ def without(key: str, answer: bytes) -> str:
 def reason_in(answer: str) -> str:
     """The message of an error, in the form of OpenAI's API or of a world's server, or the answer as it is."""
     with suppress(ValueError, KeyError, AttributeError, RecursionError):
-        content = json.loads(answer)
-        error = content.get("error", content)
+        error = (content := json.loads(answer)).get("error", content)
         return shown(error["message"] if isinstance(error, dict) else error, 500)
     return shown(answer, 500)
 
@@ -253,9 +235,7 @@ def reason_in(answer: str) -> str:
 def seconds_in(retry_after: str | None) -> float:
     """Seconds to wait by a header Retry-After, a number or a date; 0 without one that can be read."""
     with suppress(ValueError, TypeError):
-        try:
-            wait = float(retry_after or 0)
-        except ValueError:
-            wait = parsedate_to_datetime(retry_after or "").timestamp() - time.time()
-        return max(0.0, wait) if math.isfinite(wait) else 0.0
+        text = (retry_after or "0").strip()
+        number = text.replace(".", "", 1).isdecimal()
+        return float(text[:9]) if number else max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     return 0.0

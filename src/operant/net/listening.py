@@ -1,13 +1,15 @@
 """What the servers of this library share: addresses, ports, Host headers, and the one on starlette and uvicorn."""
 
+import asyncio
 import errno
+import io
 import ipaddress
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from operant.types import OperantError
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
-class Listener:
+class Listener(AbstractContextManager):
     """Listens on an address; `run` answers requests until Ctrl-C, `start` in a thread of its own, by `respond`.
 
     Raises: OperantError where it cannot listen, or if starlette and uvicorn are not installed.
@@ -25,31 +27,45 @@ class Listener:
 
     what = "this server"
     """The beginning of a sentence on packages that are missing."""
+    patience = 60.0
+    """Seconds in which a request has to be there as a whole, and after which a connection without one is closed."""
 
     def __init__(self, host: str, *ports: int) -> None:
         """ports: the first that is free is taken; 0 is any."""
         try:
             import uvicorn
-            from starlette.applications import Starlette
-            from starlette.routing import Route
-
-            protocol = self.protocol()
+            from starlette.routing import request_response
         except ImportError as error:
             raise OperantError(f"{self.what} needs {error.name}: pip install 'operant[label]'") from error
-        methods = ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"]
         config = uvicorn.Config(
-            Starlette(routes=[Route("/{path:path}", self.respond, methods=methods)]), log_level="error",
-            access_log=False, server_header=False, lifespan="off", timeout_graceful_shutdown=2, loop="asyncio",
-            http=protocol, ws="none",
+            request_response(self.respond), log_level="error", access_log=False, server_header=False, lifespan="off",
+            timeout_graceful_shutdown=2, loop="asyncio", http=self.protocol(), ws="none", limit_concurrency=1000,
         )  # fmt: skip
         self.host, self.server = host, uvicorn.Server(config)
-        self.socket = listening(host, ports)
+        self.socket = listening(host, *ports)
         self.port = self.socket.getsockname()[1]
-        self.thread: threading.Thread | None = None
+        self.thread = threading.Thread(target=self.run, name=self.what, daemon=True)
 
-    def protocol(self) -> "type | str":
-        """How uvicorn reads HTTP."""
-        return "h11"
+    def protocol(self) -> type:
+        """How uvicorn reads HTTP: a connection is closed if no request, or no further one, has begun for too long."""
+        from uvicorn.protocols.http.h11_impl import H11Protocol
+
+        listener = self
+
+        class Hurried(H11Protocol):
+            def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+                super().connection_made(transport)
+                self.hurry()
+
+            def on_response_complete(self) -> None:
+                self.hurry()
+                super().on_response_complete()
+
+            def hurry(self) -> None:
+                last, close = self.cycle, self.transport.close
+                self.loop.call_later(listener.patience, lambda: close() if self.cycle is last else None)
+
+        return Hurried
 
     async def respond(self, request: "Request") -> "Response":
         raise NotImplementedError
@@ -59,36 +75,48 @@ class Listener:
 
     def start(self) -> None:
         """Answer requests in a thread of its own; returns when it does."""
-        self.thread = threading.Thread(target=self.run, name=self.what, daemon=True)
         self.thread.start()
         while self.thread.is_alive() and not self.server.started:
             time.sleep(0.01)
 
     def stop(self) -> None:
         self.server.should_exit = True
-        if self.thread is not None:
+        if self.thread.is_alive():
             self.thread.join()
         self.socket.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
 
+class _Arriving(socket.SocketIO):  # what a connection sends, until `due`
+    due = 0.0
+
+    def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
+        self._sock.settimeout(max(self.due - time.monotonic(), 0.001))  # pyright: ignore
+        return super().readinto(buffer)
+
+
 class Responder(BaseHTTPRequestHandler):
     """One request to a server of the standard library, which logs nothing of it."""
 
-    timeout = 60
+    timeout = 60  # seconds in which a request has to be there as a whole
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = io.BufferedReader(_Arriving(self.connection, "rb"))
+
+    def handle_one_request(self) -> None:
+        self.rfile.raw.due = time.monotonic() + self.timeout  # type: ignore[attr-defined]
+        super().handle_one_request()
 
     def respond(self, status: int, body: str, kind: str = "application/json", **headers: str) -> None:
         """Send an answer, of a HEAD request its headers alone. headers: further ones, with _ in the place of -."""
         data = body.encode("utf-8", errors="replace")
+        self.connection.settimeout(self.timeout)
         self.send_response(status)
-        known = {"Content-Type": kind, "Content-Length": str(len(data))}
-        for name, value in {**known, **{name.replace("_", "-"): value for name, value in headers.items()}}.items():
-            self.send_header(name, value)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(data)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
@@ -97,25 +125,18 @@ class Responder(BaseHTTPRequestHandler):
         """Print nothing about single requests."""
 
 
-def listening(host: str, ports: Sequence[int]) -> socket.socket:
+def listening(host: str, port: int, *others: int) -> socket.socket:
     """A socket that listens at the address, on the first port that is free. Raises: OperantError."""
-    for port in ports:
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            return socket.create_server((host, port), family=family, backlog=128)
-        except OSError as error:
-            if port == ports[-1]:
-                raise listening_error(error, host, port) from error
-    raise AssertionError("no port is given")
-
-
-def listening_error(error: OSError, host: str, port: int) -> OperantError:
-    reason = {
-        errno.EADDRINUSE: "the port is in use; choose another --port, or 0 for any",
-        errno.EACCES: "permission denied; choose a --port above 1023",
-    }.get(error.errno or 0)
-    reason = reason or f"{(error.strerror or str(error)).lower()}; --host must be an address of this machine"
-    return OperantError(f"cannot serve at {host}, port {port}: {reason}")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        if others:
+            return listening(host, *others)
+        known = {errno.EADDRINUSE: "the port is in use; choose another --port, or 0 for any"}
+        known[errno.EACCES] = "permission denied; choose a --port above 1023"
+        other = f"{(error.strerror or str(error)).lower()}; --host must be an address of this machine"
+        raise OperantError(f"cannot serve at {host}, port {port}: {known.get(error.errno or 0, other)}") from error
 
 
 def url_of(host: str, port: int) -> str:
@@ -129,9 +150,8 @@ def is_known_host(header: str | None, listening: str) -> bool:
         name = urlsplit(f"//{header or ''}").hostname or ""
     except ValueError:
         return False
-    if listening in ("0.0.0.0", "::") and (_address(name) or name == socket.gethostname().lower()):
-        return True
-    return name == listening.lower() or is_local(name)
+    every = listening in ("0.0.0.0", "::") and (_address(name) or name == socket.gethostname().lower())
+    return bool(every) or name == listening.lower() or is_local(name)
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

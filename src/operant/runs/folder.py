@@ -11,6 +11,7 @@ written, in order, once the disk works again; the replies of such a step, which 
 
 import io
 import json
+import re
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ import yaml
 
 from operant.options import read_mapping
 from operant.runs import lock
+from operant.runs.trackers.console import plain
 from operant.storage import atomic_io, old_names
 from operant.storage.hub import CONFIGS, OWN
 from operant.types import OperantError, require, shown
@@ -188,9 +190,10 @@ class RunFolder:
             atomic_io.write(path, atomic_io.strict_json({**known, **facts}) + "\n")
 
     def log_message(self, text: str) -> None:
-        """Append a line with the time to `log.txt`. If the disk refuses, the line waits and nothing is raised."""
+        """Append a line with the time to `log.txt`, and further ones indented. If the disk refuses, they wait."""
         with suppress(OperantError):
-            self._log.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            lines = "\n  ".join(map(plain, text.split("\n")))
+            self._log.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {lines}\n")
 
     def close(self) -> None:
         """Release the lock, so that another process can open the folder."""
@@ -234,8 +237,8 @@ def state(folder: Path, done: int, steps: int) -> State:
     if lock.held(folder / "lock"):
         return "running"
     log = folder / "log.txt"
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-    if FAILED in next((line for line in reversed(lines) if FAILED in line or GOING_ON in line), ""):
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    if re.findall(rf"^[-\d]{{10}} [:\d]{{8}} ({FAILED}|{GOING_ON})", text, re.MULTILINE)[-1:] == [FAILED]:
         return "failed"
     ended = done >= steps and is_export(folder / "export") and not (folder / "lock").exists()
     return "finished" if ended else "interrupted"

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,9 +35,11 @@ class SupervisedProcess:
     """A running program and its supervisor."""
 
     def __init__(
-        self, argv: Sequence[str], limits: Limits, *, fds: Sequence[int] = (), output: int = subprocess.DEVNULL
-    ):
-        """Start the program. It inherits `fds` under the same numbers; its output goes to the descriptor `output`."""
+        self, argv: Sequence[str], limits: Limits, *, fds: Sequence[int] = (), output: int = subprocess.DEVNULL,
+        environment: Mapping[str, str] = {},
+    ):  # fmt: skip
+        """Start the program. It inherits `fds` under the same numbers; its output goes to the descriptor `output`.
+        environment: further variables, which may be secret: other users read arguments, but not these."""
         require(os.name == "posix", "isolated rewards need Linux or macOS: use the reward without isolation here")
         if limits.level == "auto":
             limits = replace(limits, level=os.environ.get(FORCED, "auto"))
@@ -58,14 +60,12 @@ class SupervisedProcess:
         setup = {"argv": list(argv), "control": theirs.fileno(), "fds": list(fds), "run": self._run}
         setup |= {"level": limits.level, "memory": limits.memory, "processes": limits.processes}
         with theirs:
+            # In a session of its own, so that Ctrl-C reaches the run alone.
             self.supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", BOOT, json.dumps(setup), *PACKAGES],
-                pass_fds=[theirs.fileno(), *fds],
-                start_new_session=True,  # so that Ctrl-C reaches the run alone
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+                [sys.executable, "-I", "-S", "-c", BOOT, json.dumps(setup), *PACKAGES], start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[theirs.fileno(), *fds],
+                env={**os.environ, **environment},
+            )  # fmt: skip
 
     def describe(self) -> str:
         """The level in force and the limits, for a log."""

@@ -407,8 +407,8 @@ def run_command(command: str, task: Task, client: ModelClient) -> float | None:
         path = Path(folder, "task.json")
         path.write_text(json.dumps(asdict(task), default=str), encoding="utf-8")
         own = {"OPENAI_BASE_URL": client.base_url, "OPENAI_API_KEY": client.api_key, "OPERANT_TASK": str(path)}
-        argv = ["/usr/bin/env", *(f"{name}={value}" for name, value in own.items()), "/bin/sh", "-c", command]
-        process, control = SupervisedProcess(argv, Limits(processes=None), output=output.fileno()), select.poll()
+        argv, limits, control = ["/bin/sh", "-c", command], Limits(processes=None), select.poll()
+        process = SupervisedProcess(argv, limits, output=output.fileno(), environment=own)
         control.register(process.control, select.POLLIN)  # `select.select` takes no descriptor above 1,023
         try:
             while process.ended is None and not client.over:

@@ -212,11 +212,6 @@ def chat_request(body: object, policy: Policy, most: int = 1024) -> ModelRequest
         ids = encode_prompt(policy.tokenizer, messages, tools)
     except OperantError as error:
         raise wrong("messages", str(error)) from error
-    for i, message in enumerate(messages):
-        own = message["content"].strip()  # as it is, or as `tojson` writes it
-        if message["role"] != "assistant" and own not in text and json.dumps(own, ensure_ascii=False)[1:-1] not in text:
-            why = "the chat template leaves it out (a second system message?)"
-            raise wrong("messages", f"messages[{i}] of role {message['role']!r}: {why}")
     wanted, top = fields.flag("logprobs"), fields.number("top_logprobs", int, 0, 0, MOST_ALTERNATIVES)
     if top and not wanted:
         raise wrong("top_logprobs", f"top_logprobs={top} without logprobs: give logprobs=true too")
@@ -224,8 +219,20 @@ def chat_request(body: object, policy: Policy, most: int = 1024) -> ModelRequest
     if len(names) > 1:
         raise wrong(names[0], "max_tokens and max_completion_tokens: give one of the two")
     tokens = fields.number(names[0], int, None, 1, 1_000_000) if names else None
-    known = top if wanted else None
-    return _request(fields, policy, [ids], [messages[-1]["content"]], tokens, most, alternatives=known, tools=tools)
+    known, last, at = top if wanted else None, messages[-1]["content"], 0
+    request = _request(fields, policy, [ids], [last], tokens, most, alternatives=known, tools=tools)
+    for i, message in enumerate(messages):  # whose length fits
+        if message["role"] == "assistant":
+            continue
+        own = message["content"].strip()
+        forms = own, json.dumps(own, ensure_ascii=False)[1:-1]  # as it is, or as `tojson` writes it
+        # Most templates keep the order: a search that always began at the front would be quadratic.
+        places = (text.find(form, start) for start in (at, 0) for form in forms)
+        at = next((place for place in places if place >= 0), -1)
+        if at < 0:
+            why = "the chat template leaves it out (a second system message?)"
+            raise wrong("messages", f"messages[{i}] of role {message['role']!r}: {why}")
+    return request
 
 
 def _request(

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-IDLE_SECONDS = 60
-"""Seconds in which a request has to be there as a whole, and after which a connection without one is closed."""
 READ_ON = 100e6
 """Bytes of a body too large that are read and forgotten: a client that still sends reads no answer."""
 
@@ -89,18 +87,6 @@ class ModelServer(Listener):
     def stop(self) -> None:
         super().stop()
         self.batches.__exit__()
-
-    def protocol(self) -> type:
-        from uvicorn.protocols.http.h11_impl import H11Protocol
-
-        class Hurried(H11Protocol):
-            """Closes a connection on which no request has begun for too long."""
-
-            def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-                super().connection_made(transport)
-                self.loop.call_later(IDLE_SECONDS, lambda: transport.close() if self.cycle is None else None)
-
-        return Hurried
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
         """Let a request pass. headers: by their names in lower case. Raises: RefusedRequestError."""
@@ -159,7 +145,7 @@ class ModelServer(Listener):
                 return JSONResponse({"status": "ok"})
             if path == "/v1/models":
                 return JSONResponse(self.models())
-            body = await asyncio.wait_for(self.body_of(request), IDLE_SECONDS)
+            body = await asyncio.wait_for(self.body_of(request), self.patience)
             asked = await run_in_threadpool(self.read, path, body)
             if asked.stream:
                 return StreamingResponse(_stream(self, asked), media_type="text/event-stream")
@@ -171,10 +157,11 @@ class ModelServer(Listener):
                 return Response(status_code=499)
             return JSONResponse(work.result())
         except (TimeoutError, ClientDisconnect):
-            refused = RefusedRequestError(408, f"the request was not there after {IDLE_SECONDS} seconds")
+            refused = RefusedRequestError(408, f"the request was not there after {self.patience:g} seconds")
         except Exception as error:
             refused = protocol.refusal(error)
-        return JSONResponse(refused.body, refused.status, {"Connection": "close"})
+        text = json.dumps(refused.body)  # which escapes what a request quotes and UTF-8 lacks
+        return Response(text, refused.status, {"Connection": "close"}, media_type="application/json")
 
 
 _PATHS = {"/health": "GET", "/v1/models": "GET", "/v1/completions": "POST", "/v1/chat/completions": "POST"}

@@ -1,12 +1,11 @@
 """The console output of a run: a progress bar in a terminal, plain lines elsewhere, and sample replies.
 
-    console = Console()                    # or Console(total=100)
-    console.start({"steps": 100})
-    console.log(12, {"reward/mean": 0.71, "kl/per_reply": 3.2, ...})
-
-`before_after` prints the replies from before and after training side by side.
+console = Console()                    # or Console(total=100)
+console.start({"steps": 100})
+console.log(12, {"reward/mean": 0.71, "kl/per_reply": 3.2, ...})
 """
 
+import json
 import os
 import sys
 import time
@@ -43,14 +42,9 @@ class Console:
     """
 
     def __init__(
-        self,
-        total: int = 0,
-        *,
-        every: int = 1,
-        samples_every: int | None = None,
-        samples: int = 2,
+        self, total: int = 0, *, every: int = 1, samples_every: int | None = None, samples: int = 2,
         output: TextIO | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.total, self.every, self.samples_every, self.samples = total, max(every, 1), samples_every, samples
         self._output: TextIO = sys.stdout if output is None else output
         self._bar: Any = None
@@ -92,7 +86,7 @@ class Console:
         metrics = without_given_kl(metrics)
         numbers = [text.format(metrics[name]) for name, text in _NUMBERS.items() if metrics.get(name) is not None]
         outcomes = {name.removeprefix("outcome/"): x for name, x in metrics.items() if name.startswith("outcome/")}
-        numbers += [f"{name} {share:.2f}" for name, share in list(outcomes.items())[:4]]
+        numbers += [f"{plain(name)} {share:.2f}" for name, share in list(outcomes.items())[:4]]
         if (speed := metrics.get("tokens/per_second")) is not None:
             short = f"{speed:.0f}" if speed < 1000 else f"{speed / 1000:.1f}k" if speed < 1e6 else f"{speed / 1e6:.1f}M"
             numbers.append(f"{short} tok/s")
@@ -149,14 +143,9 @@ def episodes(rows: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any
     return found
 
 
-def before_after(
-    rows: Sequence[tuple[str, str, float | None, str, float | None]], output: TextIO | None = None
-) -> None:
-    """Print rows of (query, before, score, after, score) as a table in a terminal, else as plain lines.
-
-    A score may be None.
-    """
-    out: TextIO = sys.stdout if output is None else output
+def before_after(rows: Sequence[tuple[str, str, float | None, str, float | None]], out: TextIO | None = None) -> None:
+    """Print rows of (query, before, score or None, after, score or None), as a table in a terminal, else as lines."""
+    out = sys.stdout if out is None else out
     if not _is_terminal(out):
         for query, before, old, after, new in rows:
             scores = ["" if score is None else f"{score:6.3f} " for score in (old, new)]
@@ -182,10 +171,17 @@ def plain(text: str) -> str:
 
 
 def emit(text: str, output: TextIO | None = None) -> None:
-    """Print the text to standard output or another, with `?` for characters that the encoding there lacks."""
+    """Print lines to an output: nothing that controls a terminal, and `?` for what its encoding lacks."""
     output = sys.stdout if output is None else output
     encoding = output.encoding or "utf-8"
+    text = "".join(c if c.isprintable() or c in "\t\n" else " " for c in text)
     print(text.encode(encoding, errors="replace").decode(encoding), file=output, flush=True)
+
+
+def emit_json(value: object, indent: int | None = None) -> None:
+    """Print a value as JSON, in which characters that may control a terminal are escaped."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    emit("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
 def _is_terminal(output: TextIO) -> bool:

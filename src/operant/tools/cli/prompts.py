@@ -14,7 +14,7 @@ from operant.data import load_tasks
 from operant.data.sources import held_out_of
 from operant.runs.folder import read_config
 from operant.runs.named_parts import form
-from operant.runs.trackers.console import emit
+from operant.runs.trackers.console import emit, emit_json
 from operant.storage import atomic_io
 from operant.tools.cli.arguments import Options, counted, new_file, refuse, taken
 from operant.tools.report import prompts as kept
@@ -35,7 +35,7 @@ def show(words: Sequence[str], options: Options) -> int:
     """Print the best prompt of a run, ready to paste, and the table on standard error."""
     everything, found = bool(options.pop("json", False)), _found(words, options, "show")
     if everything:
-        emit(json.dumps(found, ensure_ascii=False, indent=1))
+        emit_json(found, indent=1)
         return 0
     emit("\n".join(kept.lines(found)), sys.stderr)
     best = found["prompts"][0]["text"]

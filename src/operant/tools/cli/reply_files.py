@@ -3,7 +3,6 @@
 {"id": "prompts/0", "prompt": "2 + 2 =", "replies": [" 4", " five"], "sources": ["runs/sft", "runs/ppo"]}
 """
 
-import json
 import math
 import re
 import sys
@@ -33,7 +32,7 @@ from operant.runs import named_parts
 from operant.runs.judged_replies import Kept, Scorer, best_of, drawn, scorer
 from operant.runs.named_models import divided, load, run_options, stated_return
 from operant.runs.signals import terminated_as_interrupted
-from operant.runs.trackers.console import emit
+from operant.runs.trackers.console import emit_json
 from operant.sampling import PlainTokenizer, Sampling
 from operant.tools.cli.arguments import Options, as_spec, counted, new_file, refuse, taken
 from operant.training.options import find_device
@@ -307,7 +306,7 @@ def hand_over(rows: Sequence[Mapping[str, object]], kept: Kept) -> None:
         kept.write(rows)
         return
     for row in rows:
-        emit(json.dumps(row, ensure_ascii=False))
+        emit_json(row)
 
 
 def what_is_asked(words: Sequence[str], options: Options) -> Asked:

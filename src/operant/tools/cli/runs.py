@@ -65,12 +65,12 @@ def _texts(row: Mapping[str, object]) -> dict[str, str]:
     units = (("d", 86400), ("h", 3600), ("min", 60))
     age = next((f"{seconds / length:.0f} {unit}" for unit, length in units if seconds >= length), "now")
     steps = f" {row['step']}" if row["state"] == "finished" else f" {row.get('step', 0)}/{row.get('steps', 0)}"
-    texts = {"run": plain(row["run"]), "method": str(row.get("method", ""))}
+    texts = {"run": row["run"], "method": str(row.get("method", ""))}
     texts |= {"state": row["state"] + (steps if "step" in row else "")}
     texts |= {"score": f"{number(row['before'])} -> {number(row['after'])}" if known else ""}
     texts |= {"score of": str(row.get("score") or "")}
     texts |= {"KL": f"{row['kl']:z.1f}" if row.get("kl") is not None else ""}
-    return texts | {"age": age, "verdict": plain(row["verdict"])}
+    return {name: plain(text) for name, text in {**texts, "age": age, "verdict": row["verdict"]}.items()}
 
 
 def table(rows: Sequence[Mapping[str, str]], width: int | None) -> list[str]:

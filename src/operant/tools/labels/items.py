@@ -14,7 +14,6 @@ have `all_bad: True` and a `comment`.
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from typing import Any
 from operant.data.forms import place_of
 from operant.data.replies import pair_of, scores_of
 from operant.data.sources import read
-from operant.types import OperantError, require, shown
+from operant.types import OperantError, is_real, require, shown
 
 KINDS = {"pick": "best", "rank": "ranks", "rate": "ratings", "good": "good"}
 """What labellers are asked for, and the field of an answer that holds it."""
@@ -215,7 +214,7 @@ def checked_entries(field: str, values: object, count: int, all_bad: bool) -> li
     given = [value for value in values if value is not None]
     possible = {
         "ranks": lambda x: type(x) is int and x >= 1,
-        "ratings": lambda x: type(x) in (int, float) and math.isfinite(x),
+        "ratings": lambda x: type(x) in (int, float) and is_real(x),
         "good": lambda x: type(x) is bool,
     }[field]
     if not all(map(possible, given)) or not (given or all_bad):

@@ -10,9 +10,9 @@ A label is answered only when the store has it on the disk; the page keeps it un
 JSON and are shown as text only; their sources and the item's id never leave this process.
 """
 
+import asyncio
 import hmac
 import json
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from operant.bounds import bounded, check_bounds
 from operant.net.listening import Listener, is_known_host, url_of
 from operant.tools.labels.items import IMPORT, KINDS, SCALE, Content, checked_answer, name_of_labeller
 from operant.tools.labels.store import BusyError, Label, Store
-from operant.types import OperantError
+from operant.types import OperantError, is_real
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -116,7 +116,7 @@ class LabelServer(Listener):
             return ACTIONS[path](self, name, asked)
         except BusyError as error:
             raise RefusedError(503, str(error)) from error
-        except (ValueError, RecursionError) as error:  # an OperantError, or no JSON
+        except (ValueError, RecursionError, OverflowError) as error:  # an OperantError, no JSON, a number too large
             raise RefusedError(400, str(error)) from error
 
     def next(self, name: str, asked: Mapping[str, object]) -> dict[str, object]:
@@ -127,7 +127,7 @@ class LabelServer(Listener):
         count, answer, key, seconds = len(item.replies), asked.get("answer"), asked.get("key"), asked.get("seconds")
         if not isinstance(key, str) or not 8 <= len(key) <= 100:
             raise OperantError("a label needs a key of 8 to 100 letters, another one for each label")
-        seconds = float(seconds) if type(seconds) in (int, float) and math.isfinite(seconds) else None
+        seconds = float(seconds) if type(seconds) in (int, float) and is_real(seconds) else None
         if answer is not None:
             places = order(name, item.id, count)
             checked, field = checked_answer(answer, count), KINDS[self.store.kind]
@@ -161,16 +161,12 @@ class LabelServer(Listener):
         item = self.store.item(item_id)
         places = order(name, item_id, len(item.replies))
         answer = None if before is None or not before.answer else moved(before.answer, places)
-        known["item"] = {
-            "number": self.store.number_of(item_id),
-            "prompt": messages(item.prompt),
-            "replies": [messages(item.replies[place]) for place in places],
-            "answer": answer,
-        }
-        return known
+        texts = {"prompt": messages(item.prompt), "replies": [messages(item.replies[place]) for place in places]}
+        return known | {"item": {"number": self.store.number_of(item_id), **texts, "answer": answer}}
 
     async def respond(self, request: "Request") -> "Response":
         from starlette.concurrency import run_in_threadpool
+        from starlette.requests import ClientDisconnect
         from starlette.responses import Response
 
         path, status, kind, body = request.url.path, 200, "application/json", b""
@@ -180,11 +176,14 @@ class LabelServer(Listener):
                 name, kind = FILES[path]
                 data = (FOLDER / name).read_bytes()
             else:
-                async for part in request.stream():
-                    body += part
-                    if len(body) > LARGEST_BODY:
-                        raise RefusedError(413, f"a label has at most {LARGEST_BODY} bytes; shorten the comment")
+                async with asyncio.timeout(self.patience):
+                    async for part in request.stream():
+                        body += part
+                        if len(body) > LARGEST_BODY:
+                            raise RefusedError(413, f"a label has at most {LARGEST_BODY} bytes; shorten the comment")
                 data = json.dumps(await run_in_threadpool(self.answer, path, body))
+        except (TimeoutError, ClientDisconnect):
+            status, data = 408, json.dumps({"error": f"the request was not there after {self.patience:g} seconds"})
         except RefusedError as refused:
             status, data = refused.args[0], json.dumps({"error": refused.args[1]})
         return Response(data, status, HEADERS, media_type=kind)

@@ -12,8 +12,6 @@ whose Host header is not a name of this server, because a page of another site c
 """
 
 import re
-import socket
-import socketserver
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 from operant.bounds import bounded, check_bounds
-from operant.net.listening import Responder, is_known_host, is_local, listening_error, url_of
+from operant.net.listening import Responder, is_known_host, is_local, listening, url_of
 from operant.storage import atomic_io
 from operant.tools.report import games, parquet, replies, run_report
 from operant.tools.report.html import as_json
@@ -186,15 +184,10 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, folder: Path, options: Serving) -> None:
         self.site, self.host = Site(folder), options.host
-        self.address_family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        try:
-            super().__init__((options.host, options.port), _Handler)
-        except OSError as error:
-            raise listening_error(error, options.host, options.port) from error
-
-    def server_bind(self) -> None:
-        """Bind without looking up this machine's name, which may take seconds."""
-        socketserver.TCPServer.server_bind(self)
+        super().__init__((options.host, options.port), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening(options.host, options.port)
+        self.server_address = self.socket.getsockname()
 
     @property
     def url(self) -> str:
