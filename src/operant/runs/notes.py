@@ -99,7 +99,7 @@ def tell(config: Config, parts: RunParts, folder: RunFolder, trackers: Trackers,
     if several and on_cpu and (crowd := machine.crowded()):
         one = "--threads 1 (in Python threads=1) is likely faster here, and changes the last bits of a run"
         notes.append(f"{crowd}; {one} (docs/fast.md)")
-    if on_cpu and model.dtype.itemsize == 2 and str(machine.about()["machine"]).endswith("AVX2"):
+    if on_cpu and config.learner["model"].precision != "float32" and str(machine.about()["machine"]).endswith("AVX2"):
         notes.append("model.precision=bfloat16: without instructions for it here, float32 is many times faster")
     for note in notes if resumed else (*notes, *left_out(config, parts)):
         folder.log_message(note)
