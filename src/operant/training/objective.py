@@ -88,8 +88,7 @@ def backward(
 ) -> None:
     """Add the gradient of a micro-batch to the parameters, and its metrics to the tally.
 
-    A micro-batch of weight 0, which a rank computes while others have more micro-batches than it, adds no metrics; it
-    has no importance weights, which may make those of a real one 0.
+    A micro-batch without weights of any kind, which a rank computes while others have more, adds no metrics.
     gap: also add the metrics that compare log-probs before the first optimizer step with those of the batch.
     """
     out, terms = forward(policy, batch, objective, sampling)

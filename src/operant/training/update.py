@@ -278,9 +278,8 @@ def weighted(batch: Batch, rows: Sequence[int], objective: Objective) -> Batch:
     if objective.whiten is not None and part.advantages is not None:
         own = counted.actions if part.demonstrated is None else counted.actions & ~part.demonstrated[:, None]
         part = objective.whiten(part, own)
+    part = part if rows else part.with_(importance=None)
     weights = token_weights(counted, objective.per, objective.horizon)
-    if not rows:
-        return part.with_(weights=weights, importance=None)
     return part.with_(weights=weights if part.importance is None else weights * part.importance)
 
 

@@ -173,9 +173,8 @@ def plain(text: str) -> str:
 def emit(text: str, output: TextIO | None = None) -> None:
     """Print lines to an output: nothing that controls a terminal, and `?` for what its encoding lacks."""
     output = sys.stdout if output is None else output
-    encoding = output.encoding or "utf-8"
     text = "".join(c if c.isprintable() or c in "\t\n" else " " for c in text)
-    print(text.encode(encoding, errors="replace").decode(encoding), file=output, flush=True)
+    print(text.encode(coding := output.encoding or "utf-8", "replace").decode(coding), file=output, flush=True)
 
 
 def emit_json(value: object, indent: int | None = None) -> None:
