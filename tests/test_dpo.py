@@ -192,8 +192,7 @@ def test_the_command_line_trains_on_pairs(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "1 of 9 rows are left out: their labels teach dpo nothing" in said
     assert "preference/accuracy on 9 held-out tasks: 0.500 -> " in said
-    stored = json.loads((tmp_path / "run/evaluation.json").read_text())["after"]
-    assert (stored["labelled"], stored["pairs"]) == (9, 6)  # the error of the verdict is of 6 prompts' pairs
+    assert '"labelled": 9,\n  "pairs": 6' in (tmp_path / "run/evaluation.json").read_text()  # the error is of 6 pairs
 
 
 @cases(
