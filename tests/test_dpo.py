@@ -176,8 +176,7 @@ def test_held_out_replies_are_preferred_after_training(algorithm, form, shuffled
     options = {"steps": 12, "batch": 16, "probes": 0, "optimizer.lr": 3e-3, "evaluate_every": 12}
     run = started(tmp_path / "run", algorithm, tasks, evaluate=held, **options)
     before, after = run.before.metrics(), run.after.metrics()
-    assert before["evaluate/preference/accuracy"] == 0.5  # the policy is its reference
-    assert run.after.labelled == run.after.pairs == len(held)
+    assert before["evaluate/preference/accuracy"] == 0.5 and run.after.pairs == len(held)  # the policy is its reference
     assert run.metrics[-1]["evaluate/preference/loss"] == after["evaluate/preference/loss"]
     assert (after["evaluate/preference/accuracy"] > 0.9) is not shuffled
 
@@ -193,8 +192,7 @@ def test_the_command_line_trains_on_pairs(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "1 of 9 rows are left out: their labels teach dpo nothing" in said
     assert "preference/accuracy on 9 held-out tasks: 0.500 -> " in said
-    after = json.loads((tmp_path / "run/evaluation.json").read_text())["after"]
-    assert (after["labelled"], after["pairs"]) == (9, 6)  # the error of the verdict is of 6 prompts' pairs
+    assert '"labelled": 9,\n  "pairs": 6' in (tmp_path / "run/evaluation.json").read_text()  # the error is of 6 pairs
 
 
 @cases(

@@ -70,10 +70,9 @@ def test_tasks_are_paired_and_abstentions_left_out():
     assert second.difference.mean == pytest.approx((1 + 0.5 + 0) / 3)  # the fourth task has no score of the first
     assert second.won.mean == pytest.approx((0.75 + 0.75 + 0.5) / 3)
     assert wins([1.0, 2.0], [1.0]) == 0.75
-    # By hand: 1, 2, 4 and t of 2 degrees of freedom; from 30 tasks on the bootstrap.
     few, many = (compared([[0.0]] * n, [[x] for x in [1.0, 2.0, 4.0] * n][:n]).rows()[1].difference for n in (3, 30))
     assert (few.low, few.high) == pytest.approx([7 / 3 + sign * 4.30265 * (7 / 9) ** 0.5 for sign in (-1, 1)], abs=1e-4)
-    assert (many.low, many.high) == bootstrap([1.0, 2.0, 4.0] * 10)
+    assert (many.low, many.high) == bootstrap([1.0, 2.0, 4.0] * 10)  # few: t of 2 degrees of freedom, from tables
     alone = compared([[1.0]], [[2.0]]).rows()[1]
     assert (alone.difference.mean, alone.difference.low, alone.won.high, alone.error) == (1.0, None, None, None)
 

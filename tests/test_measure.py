@@ -1,4 +1,4 @@
-"""Text metrics computed by hand, and whether the likelihood gap shows that another sampler made the replies."""
+"""Text metrics by hand (test_metric_values.py has more), and whether the likelihood gap shows another sampler."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,6 @@ from operant.tools.report.diagnosis import latest
 
 
 def test_the_most_frequent_word_by_hand():
-    """The metrics of texts: tests/test_metric_values.py."""
     assert top_word(["The cat", "the dog"]) == ("the", 0.5) and top_word(["", "!"]) == ("", 0.0)
     assert words("हिन्दी की का, Nai\u0308ve 3½ \u2764\ufe0f 1\ufe0f\u20e3") == "हिन्दी की का nai\u0308ve 3½ 1".split()
 

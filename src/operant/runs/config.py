@@ -140,8 +140,7 @@ class TrainOptions:
     @property
     def evaluates(self) -> bool:
         """Whether there are held-out tasks; those of a world that has tasks of its own count, and may be none."""
-        own = self.tasks is None and self.replies is None
-        return self.evaluate is not False and (self.evaluate is not None or own)
+        return self.evaluate is not False and (self.evaluate is not None or self.tasks is self.replies is None)
 
 
 @dataclass(frozen=True)
@@ -167,8 +166,7 @@ def config_schema(algorithm: str, named: Mapping[str, object] | None = None) -> 
 
     Raises: OperantError for an unknown name.
     """
-    named = named_in() if named is None else named
-    return {**OWN, **schema(find(algorithm)), **named_parts.groups(named)}
+    return {**OWN, **schema(find(algorithm)), **named_parts.groups(named_in() if named is None else named)}
 
 
 def named_in(*sources: Mapping[str, object]) -> dict[str, object]:
@@ -553,8 +551,7 @@ def describe(value: Any) -> object:
         return {k: describe(v) for k, v in value.items()}
     if callable(value) and hasattr(value, "__qualname__"):
         return f"<function {value.__module__}:{value.__qualname__}>"
-    size = f" of {len(value)}" if hasattr(value, "__len__") else ""
-    return f"<{type(value).__name__}{size}>"
+    return f"<{type(value).__name__}{f' of {len(value)}' if hasattr(value, '__len__') else ''}>"
 
 
 def _values(value: object) -> float:

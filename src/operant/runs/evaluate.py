@@ -284,16 +284,12 @@ class Evaluator:
 
 
 def evidence(tasks: Sequence[Task], single: bool) -> int:
-    """The number of rows with a pair, or, if replies are judged each by itself (`single`), of all.
-
-    A row that shows a reply of an earlier one to its prompt, such as another labeller's, is no new evidence.
-    """
+    """The number of rows with a pair, `single`: of all rows, that show no reply of an earlier one to their prompt."""
     seen, count = set[str](), 0
     for task in tasks:
         if single or max(task.scores) - min(task.scores) > ROUNDING * max(map(abs, task.scores)):
             shown = {repr((task.prompt, reply)) for reply in ([task.replies] if single else task.replies)}
-            count += not seen & shown
-            seen |= shown
+            count, seen = count + (not seen & shown), seen | shown
     return count
 
 

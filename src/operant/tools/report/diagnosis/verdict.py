@@ -31,10 +31,7 @@ def outcome(history: History, score: RewardChange | None) -> Outcome:
 
 
 def verdict(history: History, findings: Sequence[Finding]) -> str:
-    """Return the verdict of a run in one sentence.
-
-    findings: the result of `diagnose`, worst first.
-    """
+    """Return the verdict of a run in one sentence. findings: the result of `diagnose`, worst first."""
     score, steps = progress(history), history.trained_steps
     worst, result = _worst(findings), outcome(history, score)
     also = f" {worst.message}" if worst is not None else ""
