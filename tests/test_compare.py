@@ -144,11 +144,7 @@ WIDE = [(0.1, 18.0), (0.1, 18.1), (0.1, 18.2), (2.0, 17.9), (2.0, 18.1), (5.0, 1
 
 @cases(  # the first of them once praised 6.08 where 7.88 stood before
     ([(0.1, 6.08), (2.0, 5.0)], "No setting ended better .* highest .* 6.08, with kl=0.1,seed=1, .* 7.88 .* one run"),
-<<<<<<< HEAD
     ([(0.1, 9.08), (2.0, 5.0)], r"The highest .* 9.08, with kl=0.1,seed=1, .* of 2 nats; .* 7.88 \(\+1.2\).*one run"),
-=======
-    ([(0.1, 9.08), (2.0, 5.0)], r"The highest .* 9.08, with kl=0.1,seed=1, .* 2 nats; .* 7.88 \(\+1.2\).*one run"),
->>>>>>> 75b9069bc2be63c753943375ab1d6da65f8f37af
     # by hand: 7.9, 8.0, 8.2 have mean 8.0333 and t * s / sqrt(3) = 4.3027 * 0.15275 / 1.7321 = 0.3795
     ([(0.1, x) for x in (7.9, 8.0, 8.2)], r"The reward .* 8.03 ± 0.38, with kl=0.1, .*\(\+0.153 ± 0.38, .*noise\)\."),
     # Of two settings, by hand: t of 97.5 % is 6.2053, and 0.3795 * 6.2053 / 4.3027 = 0.547 is more than 0.453.
