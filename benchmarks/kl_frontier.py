@@ -10,6 +10,7 @@ A finished row is not repeated, and `--keep` takes the committed ones. Writes `b
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
@@ -66,8 +67,8 @@ def write() -> list[dict[str, Any]]:
 
 def figure(rows: list[dict[str, Any]]) -> str:
     """The figure as SVG: held-out reward over KL, a point for each run, a line through each way's means."""
-    high, low = max(1.0, *(row["kl"] for row in rows)), min(row["reward"] for row in rows)
-    low, left, bottom = 0.05 * (low // 0.05), 50, 330
+    high, low = 5 * math.ceil(max(row["kl"] for row in rows) / 5), min(row["reward"] for row in rows)
+    low, left, bottom = 0.1 * (low // 0.1), 50, 330
 
     def at(kl: float, reward: float) -> tuple[float, float]:
         return left + 480 * kl / high, bottom - 300 * (reward - low) / max(1 - low, 1e-9)
@@ -81,7 +82,8 @@ def figure(rows: list[dict[str, Any]]) -> str:
         parts.append(f'<line x1="{left}" x2="{left + 480}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
         parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#555">{reward:.2f}</text>')
         parts.append(f'<text x="{x:.1f}" y="350" text-anchor="middle" fill="#555">{kl:.0f}</text>')
-    for i, (way, (colour, _, values)) in enumerate(WAYS.items()):
+    measured = {way: how for way, how in WAYS.items() if any(row["way"] == way for row in rows)}
+    for i, (way, (colour, _, values)) in enumerate(measured.items()):
         means = []
         for value in values:
             points = [(row["kl"], row["reward"]) for row in rows if (row["way"], row["value"]) == (way, value)]
