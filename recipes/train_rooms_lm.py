@@ -22,10 +22,15 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import operant
 from operant.apps.games.rooms import Rooms, RoomsGame
-from operant.envs.games import GameState, listing, observed
+from operant.envs.games import GameState, observed
 from operant.envs.memory import TEMPLATES, GameMemory
 
 CONTEXT, END = 1024, 0
+
+
+def listing(commands: tuple[str, ...]) -> str:
+    """`a, b, or c`, as the world shows them."""
+    return " or ".join(commands) if len(commands) < 3 else f"{', '.join(commands[:-1])}, or {commands[-1]}"
 
 
 def random_game(seed: int) -> list[tuple[GameState, str]]:
