@@ -470,8 +470,9 @@ def test_reference_solutions_of_all_of_mbpp_pass() -> None:
         rows = [json.loads(line) for line in file]
     tests = [[Code(test) for test in row["test_list"] + row["challenge_test_list"]] for row in rows]
     programs = [Program(row["code"], some, row["test_setup_code"]) for row, some in zip(rows, tests)]
-    found = {row["task_id"]: verdict.message for row, verdict in zip(rows, Jail().run(programs))}
-    assert len(found) == 974 and {task: message for task, message in found.items() if message} == {}  # 123 needs 3 s
+    patient = JailOptions(seconds=12.0)  # 123 needs 3 s, and more than 4 on a slow processor
+    found = {row["task_id"]: verdict.message for row, verdict in zip(rows, Jail(patient).run(programs))}
+    assert len(found) == 974 and {task: message for task, message in found.items() if message} == {}
 
 
 def test_threads_may_remove_the_same_cgroups():

@@ -140,7 +140,8 @@ class TrainOptions:
     @property
     def evaluates(self) -> bool:
         """Whether there are held-out tasks; those of a world that has tasks of its own count, and may be none."""
-        return self.evaluate is not False and (self.evaluate is not None or self.tasks is self.replies is None)
+        own = self.tasks is None and self.replies is None
+        return self.evaluate is not False and (self.evaluate is not None or own)
 
 
 @dataclass(frozen=True)
@@ -551,7 +552,8 @@ def describe(value: Any) -> object:
         return {k: describe(v) for k, v in value.items()}
     if callable(value) and hasattr(value, "__qualname__"):
         return f"<function {value.__module__}:{value.__qualname__}>"
-    return f"<{type(value).__name__}{f' of {len(value)}' if hasattr(value, '__len__') else ''}>"
+    size = f" of {len(value)}" if hasattr(value, "__len__") else ""
+    return f"<{type(value).__name__}{size}>"
 
 
 def _values(value: object) -> float:

@@ -174,7 +174,7 @@ class Run:
         self.trackers.rollouts(step, [row for part in distributed.gathered(rows) for row in part])
         self.trackers.distributions(step, learner.distributions)
         tracked = time.perf_counter()
-        refused = error_of(lambda: metrics.update(self.evaluation.after_step(step)))
+        failed = error_of(lambda: metrics.update(self.evaluation.after_step(step)))
         now = time.perf_counter()
         metrics |= {"time/track": tracked - tracking, "time/step": now - start} | machine.memory()
         metrics |= learner.clock.take() | self.checkpoints.written
@@ -186,8 +186,8 @@ class Run:
         self.checkpoints.export_if_best(step, metrics)
         if learner.refused is not None:
             self._handle_refusal(learner.refused, step)
-        if refused is not None:
-            raise refused
+        if failed is not None:  # the evaluation, whose step stands
+            raise failed
         return metrics
 
     def _finish(self) -> None:

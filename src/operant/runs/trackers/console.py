@@ -42,9 +42,14 @@ class Console:
     """
 
     def __init__(
-        self, total: int = 0, *, every: int = 1, samples_every: int | None = None, samples: int = 2,
+        self,
+        total: int = 0,
+        *,
+        every: int = 1,
+        samples_every: int | None = None,
+        samples: int = 2,
         output: TextIO | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.total, self.every, self.samples_every, self.samples = total, max(every, 1), samples_every, samples
         self._output: TextIO = sys.stdout if output is None else output
         self._bar: Any = None
